@@ -87,8 +87,8 @@ def test_the_engine_in_one_process_computes_the_reference_that_the_plain_model_d
 
 
 def test_a_gradient_that_is_zero_by_theory_deviates_from_nothing() -> None:
-    """Of the norms of queries and keys, where no token that counts sees two different ones: in the second step's two
-    sequences. Of the noise that is left, 1e-17, another order of sums would be another."""
+    """In the second step no token that counts attends to two different keys, so the gradients of query and key
+    norms are zero. Their rounding noise, 1e-17, depends on the order of summation and must not count."""
     few = {"documents": "apart", "end_of_text": 3, "vocabulary": 5, "vocabulary_multiple": 1, "sequence": 10}
     sizes = {"layers": 2, "hidden": 8, "heads": 2, "head": "untied", "ffn": 7}
     plan = small(model={**ROTARY, "qk_norm": "each_head", **few, **sizes}, batch={"sequences": 2, "micro": 1})
@@ -99,7 +99,7 @@ def test_a_gradient_that_is_zero_by_theory_deviates_from_nothing() -> None:
 
 
 def test_a_tensor_of_an_accelerator_is_compared_where_the_reference_lies() -> None:
-    """Without an accelerator its numbers cannot be read, which is as far as this comes."""
+    """Without a GPU the values of the fake tensor cannot be read, so the comparison ends with that error."""
     whole = {"w": torch.ones(2, 3, dtype=torch.float64)}
     with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(DataDependentOutputException):
         here = torch.ones(6, dtype=torch.float64, device="cuda")

@@ -36,7 +36,7 @@ def call(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
 
 @pytest.fixture
 def few_ways(monkeypatch: pytest.MonkeyPatch) -> tuple[Way, ...]:
-    """Three of the ways in which a plan is certified, and not those of many steps, layers or micro-batches."""
+    """Certify in three ways only, without those of many steps, layers or micro-batches."""
     monkeypatch.setattr(ways, "EVERY_WAY", WAYS[:3])
     return WAYS[:3]
 
@@ -97,7 +97,7 @@ def test_a_plan_that_deviates_exits_with_1_and_the_simplest_that_does_too_is_pri
     ],
 )
 def test_what_would_not_count_is_refused(call, capsys, words: list[str], named: str) -> None:
-    """Who reads "passed" takes it for a verdict on the plan that was given."""
+    """A reader of "passed" takes it for a verdict on the plan that was given."""
     assert call(*words) == 2
     assert named in capsys.readouterr().err
 
@@ -126,7 +126,8 @@ ALONE += ["--set=plan.schedule=1f1b", "--set=plan.model.dropout=0.1"]
 
 
 def fake(fails: Callable[[Plan, str], bool], interrupted_after: int) -> Callable[..., list[Certificate]]:
-    """Certificates without ranks: the plans that fail deviate by FAULT. Ctrl-C comes after so many."""
+    """Return a `certify` that starts no ranks: plans that fail deviate by FAULT. It raises KeyboardInterrupt after
+    `interrupted_after` certificates."""
     left = interrupted_after
 
     def certified(plans, *, ways, progress=None, on_known=lambda number, found: None):
@@ -146,7 +147,7 @@ def fake(fails: Callable[[Plan, str], bool], interrupted_after: int) -> Callable
 
 
 def test_a_failure_is_printed_before_the_other_ways_have_run(call, monkeypatch, capsys) -> None:
-    """Plan, what differs, by how much, where first, and in which way, in one line."""
+    """One line has the plan, what differs, by how much, where first, and in which way."""
     seen: list[str] = []
 
     def fails(plan: Plan, way: str) -> bool:
@@ -164,7 +165,7 @@ def test_a_failure_is_printed_before_the_other_ways_have_run(call, monkeypatch, 
 def test_ctrl_c_while_shrinking_prints_the_smallest_plan_found_so_far(
     call, monkeypatch, capsys, tmp_path: Path
 ) -> None:
-    """Exit code 1, as the verdict stands; the JSON is written."""
+    """The exit code is 1, because the verdict stands, and the JSON is written."""
     out = tmp_path / "one.json"
     smallest: list[Plan] = []
 

@@ -1,4 +1,4 @@
-"""Steps, layers, and micro-batches beyond every number that something may be counted by."""
+"""Certificates of more steps, layers and micro-batches than any counter of the engine may be bounded by."""
 
 import math
 from collections import Counter
@@ -138,7 +138,7 @@ def test_the_schedules_are_of_every_kind_of_decay() -> None:
     ],
 )
 def test_the_plain_rate_has_the_values_of_its_formula(decay: str, expected: dict[int, float]) -> None:
-    """Peak 1, final rate 0.2, warm-up to 100, decay to 900; wsd: from 500, 1-sqrt."""
+    """Peak 1, final rate 0.2; the warm-up ends at 100 and the decay at 900; for wsd it starts at 500, as 1-sqrt."""
     final = {"final_decay_tokens": 400} if decay == "wsd" else {}
     recipe = TrainingConfig(lr=1.0, lr_final_fraction=0.2, warmup_tokens=100, decay_tokens=900, decay=decay, **final)
     assert {n: rate(recipe, n, 5000) for n in expected} == pytest.approx(expected)
@@ -155,7 +155,7 @@ def test_the_plain_loss_scale_is_the_engines_with_the_same_limits(monkeypatch: p
 
 
 def test_every_parameter_layer_step_sample_and_place_has_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the engine: names that differ in anything have different seeds, and each name is asked for once."""
+    """In the engine, names that differ in anything have different seeds, and each name is used once."""
     names: list[tuple[Any, ...]] = []
     seeds: list[int] = []
 

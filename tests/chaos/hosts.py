@@ -20,9 +20,9 @@ from trivium.training.metrics import EVENTS, METRICS, read
 from trivium.training.supervision.job import start
 
 HOSTS = 4
-PATIENCE_SECONDS = 600.0  # of this program; how long a recovery took is in its results
-WITHIN_SECONDS = 120.0  # a recovery that takes longer is a failure, where the machine is free for this program
-ROUNDING = 1e-9  # of losses under different layouts; weights are fp64
+PATIENCE_SECONDS = 600.0  # until this program gives up; the results say how long each recovery took
+WITHIN_SECONDS = 120.0  # a longer recovery is a failure, if the machine runs nothing else
+ROUNDING = 1e-9  # how much losses may differ between layouts; weights are fp64
 # A machine on which more ranks are always faster: otherwise one rank would be the best choice for so small a model.
 _LINK = {"bandwidth": 1e12, "efficiency": 1.0, "latency_seconds": 1e-9, "start_seconds": 0.0}
 MACHINE = {
@@ -35,7 +35,7 @@ MACHINE = {
 
 
 class Scene:
-    """A training on the hosts of a cluster. counts: of --hosts."""
+    """A training on the hosts of a cluster. counts: the value of --hosts."""
 
     def __init__(self, folder: Path, tokens: Path, cluster: Cluster, counts: str, **training: Any) -> None:
         self.cluster, self.out, self.near = cluster, folder / "run" / "training", folder / "near"
@@ -78,7 +78,7 @@ class Scene:
             time.sleep(0.2)
 
     def trains_on(self, after: int, *groups: set[str]) -> bool:
-        """Whether a round of exactly the hosts of a group has saved a checkpoint since so many events."""
+        """Return whether a round of exactly the hosts of a group has saved a checkpoint since event number `after`."""
         later = self.events("hosts met", "saved", after=after)
         rounds = [number for number, event in enumerate(later) if event["event"] == "hosts met"]
         return bool(rounds) and set(later[rounds[-1]]["hosts"]) in groups and len(later) - 1 > rounds[-1]
@@ -107,7 +107,7 @@ def elastic(
 ) -> dict[str, Any]:
     """Harm hosts, wait until those that are left train, and bring them back, sometimes after further harm."""
     cluster, draw = scene.cluster, generator_for(seed, "chaos", "hosts")
-    down: dict[str, str] = {}  # kind of harm by host
+    down: dict[str, str] = {}  # kind of fault by host
     kinds, seconds, back, from_copies = Counter[str](), list[float](), list[float](), 0
     scene.start(*cluster.names)
     scene.wait_for(lambda: scene.trains_on(0, set(cluster.names)))
@@ -172,7 +172,7 @@ def _bring_back(scene: Scene, name: str, how: str) -> None:
 
 
 def _end(scene: Scene) -> None:
-    """Ask all hosts to leave, and wait until they have."""
+    """Request all hosts to leave, and wait until they have left."""
     for name in scene.cluster.names:
         scene.cluster.ask_to_end(name)
     deadline = time.monotonic() + PATIENCE_SECONDS

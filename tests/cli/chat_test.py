@@ -38,7 +38,7 @@ def said(capsys, monkeypatch, run, lines, *words):
 
 
 def directly(turns, number, **settings):
-    """Return the answer to a conversation when the model is asked directly."""
+    """Return the answer of the model itself to a conversation."""
     drawing = SETTINGS.model_copy(update=settings)
     draft = WRITER.draft(CHAT.prompt(turns), drawing, seed=seed_for(5, "prompt", number), ends=CHAT.ends)
     WRITER.write_drafts([draft])
@@ -98,7 +98,7 @@ def test_settings_that_are_not_read_are_refused(run, capsys, monkeypatch):
     for place, value in (("generation.prompts", "[a]"), ("serve.texts", "2"), ("training.lr", "1")):
         with pytest.raises(ConfigError, match=f"--set {place}: `trivium chat` does not read this"):
             said(capsys, monkeypatch, run, ["Item 7"], "--set", f"{place}={value}")
-    with pytest.raises(DataError, match="shorten it"):  # a program that asks through a pipe is told by the exit code
+    with pytest.raises(DataError, match="shorten it"):  # a program that uses a pipe sees the exit code
         said(capsys, monkeypatch, run, ["x " * 200])
 
 

@@ -33,7 +33,7 @@ def say(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
 def test_no_line_is_wider_than_the_terminal(
     say, monkeypatch: pytest.MonkeyPatch, verb: str, columns: str | None, widest: int
 ) -> None:
-    """Where it is narrow the longest paths go on in the next line; piped none does, so that all can be searched for."""
+    """In a narrow terminal the longest paths wrap; in a pipe none does, so that grep finds every path."""
     monkeypatch.delenv("COLUMNS", raising=False)
     if columns is not None:
         monkeypatch.setenv("COLUMNS", columns)
@@ -96,7 +96,7 @@ GREEDY = "generation.sampling.temperature=0"
 def test_settings_of_a_corpus_that_is_made_are_refused_by_what_reads_it(
     verb: str, setting: str, tmp_path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    """They were noted in the run's config, of a corpus that was made without them."""
+    """Otherwise the run's config would record settings with which its corpus was not made."""
     words = ["trivium", *verb.split(), "--out", str(tmp_path / "run"), "--set", "seed=3", "--set", setting]
     monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(SystemExit) as ended:
@@ -150,7 +150,7 @@ def test_a_filter_that_is_asked_has_its_settings() -> None:
 
 
 def test_nothing_is_called_as_python_calls_it() -> None:
-    """Who writes None after --set, as it was explained, gives a text."""
+    """A user who writes None after --set, as an explanation says, sets a string."""
     assert not [field for field in fields_of(RunConfig) if re.search(r"\bNone\b", field.meaning)]
 
 

@@ -1,4 +1,4 @@
-"""What control groups leave a container or a job, of either version, in files as the kernel writes them."""
+"""The memory that control groups (version 1 or 2) leave a container or job, from files as the kernel writes them."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 
 from trivium.cli.machine import UNLIMITED, cores_allowed, memory_left
 
-NONE = "9223372036854771712"  # version 1's limit of memory that has none
+NONE = "9223372036854771712"  # how version 1 writes that there is no limit of memory
 
 
 def group(at: Path, limit: str, used: int, idle: int) -> None:
@@ -18,7 +18,7 @@ def group(at: Path, limit: str, used: int, idle: int) -> None:
 
 @pytest.mark.parametrize("name", ["0::/", "0::/host/docker-1.scope", "9:memory:/x", ""])
 def test_a_container_full_of_files_that_were_written_has_its_memory_left(tmp_path: Path, name: str):
-    """Of which control groups count every page. A group that is named as the host names it is not there inside."""
+    """Control groups count the pages of written files as used. A group's name on the host does not exist inside."""
     group(tmp_path / "groups", str(4 << 30), 4 << 30, 3 << 30)
     (tmp_path / "own").write_text(f"{name}\n")
     assert memory_left(tmp_path / "groups", tmp_path / "own") == 3 << 30

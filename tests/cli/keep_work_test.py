@@ -1,4 +1,4 @@
-"""`trivium corpus curate --keep-work`: what is kept is told, foretold, used and deleted."""
+"""`trivium corpus curate --keep-work`: what is kept is reported, predicted, used and deleted."""
 
 import json
 from pydoc_data.topics import topics

@@ -1,4 +1,4 @@
-"""Results that calls keep in one run: whatever comes between them, none of them is lost."""
+"""Results that several calls keep in one run: whatever comes between the calls, no result is lost."""
 
 import json
 from threading import Thread
@@ -28,7 +28,7 @@ def test_calls_that_are_at_work_at_the_same_time_keep_what_the_others_found(tmp_
 
 
 def test_what_a_call_writes_again_is_joined_with_what_was_there_before_it(tmp_path):
-    """Its own last results are not another call's, which would have to be set aside."""
+    """The earlier results of the same call are not set aside, as another call's would be."""
     kept(tmp_path).write({"tasks": ["piqa"]})
     call = kept(tmp_path)
     call.write({"tasks": ["hans", "wic"]})

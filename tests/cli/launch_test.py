@@ -1,4 +1,4 @@
-"""Job files for Slurm, Kubernetes and torchrun: ranks fill nodes, signals save, what may go on is started again."""
+"""Job files for Slurm, Kubernetes and torchrun: ranks fill nodes, signals save, a job that may continue restarts."""
 
 import json
 import os
@@ -221,10 +221,10 @@ def runs_under_slurm(
     first: str = "",
     port: str = "29500",
 ) -> bool:
-    """Run a job file whose ranks tell an event and end with `code`; whether it queued itself again.
+    """Run a job file whose ranks log an event and end with `code`; return whether it queued itself again.
 
-    ends: the code with which the job then ends, where it is another. first: what the first rank to fail left. port:
-    what the first host gives, where it can.
+    ends: the exit code of the job, if it is not `code`. first: the exit code that the first rank to fail left. port:
+    the port that the first host offers, if it can.
     """
     for name, script in (("scontrol", SCONTROL), ("srun", SRUN)):
         (folder / name).write_text(script)
@@ -265,7 +265,7 @@ def test_slurm_names_the_host_of_the_last_rank_that_failed(capfd, monkeypatch, t
 
 def test_the_first_exit_code_that_would_come_again_is_left_for_the_job_file(monkeypatch, tmp_path: Path) -> None:
     path = tmp_path / "code"
-    leave_exit_code(4)  # nobody asks
+    leave_exit_code(4)  # TRIVIUM_EXIT_CODE is not set
     monkeypatch.setenv("TRIVIUM_EXIT_CODE", str(path))
     for code in (1, 75, 130, 137):
         leave_exit_code(code)
@@ -286,7 +286,7 @@ def test_slurm_gives_up_where_a_job_gets_no_further_and_not_where_it_does(capsys
         return runs_under_slurm(text, tmp_path, 137, RUNS)
 
     assert fails_at() and fails_at()
-    assert fails_at("step-00000100") and fails_at(".step-00000200.partial")  # what is half written is no progress
+    assert fails_at("step-00000100") and fails_at(".step-00000200.partial")  # a half-written checkpoint is no progress
     assert fails_at("step-99999990") and fails_at("step-100000000") and fails_at()
     assert not fails_at()
 
@@ -328,7 +328,7 @@ exit 1
 def attempts_of(
     text: str, folder: Path, target: str, *, saves_in: int = 0, index: int = 0
 ) -> subprocess.CompletedProcess[str]:
-    """Run a job file whose torchrun fails, and writes a checkpoint in one of its attempts; pauses take no time."""
+    """Run a job file whose torchrun fails and writes a checkpoint in one of its attempts; pauses take no time."""
     if target == "kubernetes":
         text = list(yaml.safe_load_all(text))[1]["spec"]["template"]["spec"]["containers"][0]["args"][0]
     stand_ins = {
@@ -379,7 +379,7 @@ KUBERNETES_SETS = [[], two_nodes(), ["machine=dgx-h100", "plan.layout.data=1"], 
 
 @pytest.mark.parametrize("sets", KUBERNETES_SETS, ids=["one node", "two nodes", "a part of one", "no restarts"])
 def test_every_file_for_kubernetes_keeps_the_rules_of_its_failure_policy(capsys, monkeypatch, sets: list[str]) -> None:
-    """As the API server of 1.26 to 1.34 validates it, where `status` has no default."""
+    """The rules are those of API servers 1.26 to 1.34, where `status` has no default."""
     service, job = yaml.safe_load_all(printed(capsys, monkeypatch, "kubernetes", *sets))
     spec = job["spec"]
     for name in (service["metadata"]["name"], job["metadata"]["name"]):
@@ -413,15 +413,15 @@ exit 1
 def test_a_host_that_is_asked_to_end_begins_no_other_attempt(
     capsys, monkeypatch, tmp_path: Path, lasts: str, number: int, code: int
 ) -> None:
-    """By a scheduler or, as a terminal's Ctrl-C, with all that the script started."""
+    """The signal comes from a scheduler or, as Ctrl-C in a terminal, to all processes that the script started."""
     text = printed(capsys, monkeypatch, "torchrun", "training.restarts=50", out=str(tmp_path))
     (tmp_path / "torchrun").write_text(FAILS_WHEN_ASKED)
     (tmp_path / "torchrun").chmod(0o755)
     attempts = tmp_path / "attempts"
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "LASTS": lasts}
-    heard = ["env", "--default-signal=INT", "bash"]  # who runs these tests in the background ignores it
+    heard = ["env", "--default-signal=INT", "bash"]  # a shell that runs these tests in the background ignores SIGINT
     job = subprocess.Popen([*heard, "-c", text], cwd=tmp_path, env=environment, start_new_session=True)
-    count = 1 if lasts else 3  # before the fourth it pauses for 4 s
+    count = 1 if lasts else 3  # before the fourth attempt it pauses for 4 s
     try:
         while not attempts.is_file() or len(attempts.read_text().split()) < count:
             time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Laws of the doctor: each lack is found, named with its figure, and comes with its remedy."""
+"""Laws of the doctor: each problem is found, named with its figure, and comes with its remedy."""
 
 import sys
 from pathlib import Path
@@ -68,7 +68,7 @@ def test_gpus_are_counted_by_a_process_of_its_own(monkeypatch, tmp_path: Path):
 
 
 def test_a_python_before_its_release_is_looked_at_too(tmp_path: Path, monkeypatch):
-    """Whose version as text ends in 0rc1, or in a plus where a distribution built it."""
+    """Its version ends in 0rc1 as text, or in a plus if a distribution built it."""
     monkeypatch.setattr("platform.python_version_tuple", lambda: ("3", "14", "0rc1"))
     assert gather(tmp_path).python == sys.version_info[:3]
 

@@ -1,4 +1,4 @@
-"""Laws of a run's config: presets are legal, origins are told, contradictions between sections are found."""
+"""Laws of a run's config: presets are legal, origins are shown, contradictions between sections are found."""
 
 import importlib
 import inspect
@@ -204,7 +204,7 @@ def test_a_stored_config_says_so_when_it_no_longer_fits(tmp_path):
         resolve(Given(str(path)))
 
 
-# Options that are no field of the config, although some field has the same name: the tokens of another folder; the
+# Options that set no field of the config, although a field has the same name: the tokens of another folder; the
 # model of a search; data, tasks, shots, items and checkpoints of benchmarks; method and epochs of `tune`, which decide
 # several fields each.
 ASKED = {"model", "tokens", "data", "tasks", "shots", "limit", "every", "method", "epochs", "hosts"}
@@ -225,7 +225,7 @@ def test_every_section_of_a_run_is_a_config_of_its_package():
 
 
 def _options(module: str) -> list[set[str]]:
-    """Of each command of a verb."""
+    """Return the option names of each command of a module."""
     command = typer.main.get_command(importlib.import_module(module).app)
     commands = [command, *getattr(command, "commands", {}).values()]
     return [{t.lstrip("-") for p in c.params for t in p.opts if t.startswith("-")} for c in commands]
@@ -235,12 +235,12 @@ ROOT = Path(__file__).parents[2]
 PAGES = "".join(
     page.read_text("utf-8")
     for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"))
-    if page.name not in ("architecture.md", "formats.md")  # which name files too, as training.previous
+    if page.name not in ("architecture.md", "formats.md")  # these also name files, such as training.previous
 )
 
 
 def has(model: type, path: list[str]) -> bool:
-    """Whether a config has a field there."""
+    """Return whether a config has a field at this path."""
     if not path:
         return True
     field = getattr(model, "model_fields", {}).get(path[0])

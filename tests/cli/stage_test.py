@@ -18,7 +18,7 @@ from trivium.provenance import STAMP, read_stamp, stamp_hash
 
 
 class Bench:
-    """Two stages that count how often they worked; the second reads the first."""
+    """Two stages that count how often they worked; the second reads the output of the first."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.calls = root, []
@@ -100,7 +100,7 @@ def test_an_output_that_something_needs_is_set_aside_and_not_deleted(bench: Benc
     assert not (bench.root / "harvest.previous").exists()
     reasons[0] = "a training was begun with it"
     (bench.root / "harvest" / "result").write_text("needed")
-    perform(bench.first, bench.run("seed=1"), redo=True)  # the same again takes its place
+    perform(bench.first, bench.run("seed=1"), redo=True)  # an identical output replaces it
     assert not (bench.root / "harvest.previous").exists()
     (bench.root / "harvest" / "result").write_text("needed")
     for seed in (2, 3):
@@ -134,7 +134,7 @@ def test_an_interrupted_stage_leaves_no_output_and_is_done_next_time(bench: Benc
 
 @pytest.mark.parametrize("error", [ConfigError, DataError, CheckpointError, MachineError])
 def test_settings_that_were_refused_are_not_those_of_the_run(bench: Bench, error: type[Exception]):
-    """Later verbs would fail by them, or do the work of others again."""
+    """They would make later commands fail, or repeat the work of earlier ones."""
 
     def refuse(run, out, progress):
         raise error("it cannot be done")
@@ -147,7 +147,7 @@ def test_settings_that_were_refused_are_not_those_of_the_run(bench: Bench, error
     assert refused("harvest") is None
     bench.walk("seed=5")
     assert refused("curate") == 5
-    # what is written in place has begun, and goes on with its settings
+    # a stage that is written in place has begun, and continues with its settings
     assert refused("training", writes="in place") == (5 if error is ConfigError else 6)
 
 
@@ -230,7 +230,7 @@ def test_finished_work_in_place_that_lost_its_end_goes_on_from_what_is_left(
     perform(lost, bench.run("training.steps=200", *other))
     assert bench.calls == ["training", "training"]
     assert (bench.root / "training" / "checkpoint").exists() is (left > 0)
-    assert (bench.root / "training.previous").exists() is (left == 0)  # what it tells of itself is not lost
+    assert (bench.root / "training.previous").exists() is (left == 0)  # its metrics and events are not lost
     assert "training: the checkpoint is gone; " in capsys.readouterr().out
 
 

@@ -1,4 +1,4 @@
-"""Which changes of a configuration a training goes on under, and which make it another training."""
+"""Changes of the config under which a training continues, and changes that make it another training."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ from trivium.training.record import Record, write_record
 
 @pytest.fixture
 def begun(tmp_path: Path):
-    """What the demo's training with some fields set is begun with."""
+    """Return the record with which the demo's training begins when some fields are set."""
     out = tmp_path / "run"
 
     def what(*sets: str) -> dict:
@@ -192,7 +192,7 @@ def test_a_training_without_its_last_checkpoint_is_not_up_to_date_and_does_again
     said, events = again()
     assert "up to date" in said and len(events) == 4
     manifest = out / "training/checkpoints" / step_name(4) / MANIFEST
-    manifest.unlink()  # what reads the training finds none there either
+    manifest.unlink()  # readers of the training find no checkpoint there either
     said, events = again()
     assert f"{manifest} is gone; resumes" in said
     assert [event["step"] for event in events[4:]] == [2, 4] and weights(4) == before
@@ -241,7 +241,7 @@ def test_tokens_made_elsewhere_are_given_only_once_and_give_way_to_a_run_s_own(t
 def test_a_training_with_checkpoints_is_set_aside_only_when_that_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Under a decay that ends with the training, other training.steps are another training."""
+    """If the decay ends with the training, another value of training.steps makes another training."""
     out, changed = tmp_path / "run", ["training.steps: 200 -> 300"]
     run = open_run(out, given_for(out, "demo", ["training.steps=300"]))
     train.ask(run, changed)  # nothing has been saved yet
@@ -271,7 +271,7 @@ def test_a_training_with_checkpoints_is_set_aside_only_when_that_is_asked_for(
 
 
 def test_the_memory_of_ranks_is_told_with_the_layout_that_they_had() -> None:
-    """After a move to another layout, the summary has the last layout, and the memory is that of the first."""
+    """After a move to another layout, the summary shows the last layout, and the memory counted in the first."""
     first, last = {"tensor": 2, "pipeline": 1, "data": 1}, {"tensor": 1, "pipeline": 1, "data": 1}
     held = {"weights": 1 << 20}
     ranks = [{"rank": n, "coordinate": {"tensor": n}, "categories": held, "predicted": held} for n in range(2)]

@@ -14,7 +14,7 @@ from trivium.seeds import generator_for
 
 ray_cluster = pytest.importorskip("ray.cluster_utils", reason="Ray is not installed")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
-STORE_BYTES = 75 << 20  # of a node: the least that Ray accepts
+STORE_BYTES = 75 << 20  # object store of a node: the least that Ray accepts
 PATIENCE_SECONDS = 1500.0
 WORDS = (
     "the of and to in a is that it was for on are with as his they be at one have this from or had by hot but some "
@@ -61,8 +61,8 @@ def start(engine: str, kept: str, raw: Path, out: Path, address: str = "") -> su
 
 
 def on_ray(nodes: int, kept: str, raw: Path, out: Path, *, lose_one: bool) -> str:
-    """Curate on so many nodes of one processor each; return what was printed. A node is killed once a part is done.
-    Where Ray does not continue without it, the same command does."""
+    """Curate on `nodes` nodes of one CPU each; return the output. lose_one: a node is killed once a part is done. If
+    Ray does not continue without it, the same command does."""
     cluster = ray_cluster.Cluster()
     try:
         every = [

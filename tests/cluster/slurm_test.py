@@ -81,7 +81,7 @@ class Training:
         self.slurm.wait_for(self.number, seen, what)
 
     def trains(self, steps: int = 15) -> None:
-        """Wait until the job has trained so many steps more, and so has saved."""
+        """Wait until the job has trained `steps` more steps, and so has saved."""
         begin = max(self.losses(), default=0)
         self.wait_for("the job did not train", lambda: max(self.losses(), default=0) >= begin + steps)
 
@@ -93,7 +93,7 @@ class Training:
 
 
 def test_a_job_resumes_exactly_however_slurm_takes_its_nodes(slurm: Slurm) -> None:
-    """Each time from the last checkpoint that it could have saved; its losses are those of a job that nothing stopped.
+    """It resumes from the last checkpoint that it could have saved, with the losses of an uninterrupted job.
     A job that is cancelled is not queued again, and one that finishes is complete."""
     job = Training(slurm, "taken", 1_000_000)
     job.submit("--time=1-00")

@@ -10,17 +10,17 @@ from trivium.comms.board import Board
 
 @pytest.fixture
 def boards(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Board]]:
-    """Of two ranks that met."""
+    """Yield the boards of two ranks that share a store."""
     port = free_port()
     store = dist.TCPStore("127.0.0.1", port, is_master=True, timeout=datetime.timedelta(seconds=20))
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(port))
     yield [Board(20, 20), Board(20, 20)]
-    del store  # which lives as long as they
+    del store  # the boards need it until here
 
 
 def test_of_ranks_that_write_the_same_one_alone_is_first(boards: list[Board]) -> None:
-    """Two that find the same rank gone say so in the same words, and one is to tell of it."""
+    """Two ranks that find the same rank gone write the same text, and only one of them is to report it."""
     assert [board.write_first("failed", "rank 2 is gone") for board in boards] == [True, False]
     assert [board.read(["failed"]) for board in boards] == [["rank 2 is gone"]] * 2
 
@@ -28,7 +28,7 @@ def test_of_ranks_that_write_the_same_one_alone_is_first(boards: list[Board]) ->
 def test_a_later_text_takes_the_place_of_an_earlier_one(boards: list[Board]) -> None:
     ours, theirs = boards
     ours.write("rank 0", "step 1")
-    assert ours.read(["rank 0"]) == ["step 1"]  # the store answers a read, not a write: only now has it the text
+    assert ours.read(["rank 0"]) == ["step 1"]  # the store confirms reads, not writes: only now is the text there
     theirs.write("rank 0", "")
     assert theirs.read(["rank 0"]) == [""]
     ours.write("rank 1", "a line\nand one more, é")

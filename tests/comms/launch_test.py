@@ -46,7 +46,7 @@ def test_ranks_forked_after_an_accelerator_was_used_say_how_to_start_them() -> N
 
 
 def test_an_unexpected_error_of_a_rank_ends_the_job_with_code_1() -> None:
-    """Not 2 to 5, which say whose mistake it was."""
+    """Codes 2 to 5 are not used, because they say whose mistake it was."""
     with pytest.raises(RankFailed, match="Unable to handle autograd") as failure:
         run_ranks(compute_too_late, 1)
     assert failure.value.exits == {0: 1} and failure.value.exit_code == 1
@@ -109,7 +109,7 @@ def test_a_place_among_ranks_that_cannot_meet_is_refused_at_once(
 
 
 def with_accelerators(monkeypatch: pytest.MonkeyPatch, number: int) -> list[str]:
-    """This machine seems to have so many; the words over which groups are made are kept in what is returned."""
+    """Simulate a machine with `number` GPUs; return a list that collects the backends of process groups."""
     talked: list[str] = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: number)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
@@ -183,7 +183,7 @@ def test_ranks_on_processors_talk_over_gloo_where_accelerators_lie_idle(monkeypa
 
 @dataclass(frozen=True)
 class Sight:
-    """What a rank that others started finds: its host, and the accelerators that it sees there."""
+    """The host of a rank that a scheduler or agent started, and the accelerators that are visible to it."""
 
     host: str
     accelerators: tuple[str, ...]
@@ -192,7 +192,7 @@ class Sight:
 
 
 def meet(place: Place, port: int, sights: list[Sight], environment: dict[str, str], told: str) -> None:
-    """As a rank comes to others; told: the error that all of them raise, or the device that this one takes."""
+    """Connect as one of several ranks. told: the error that all of them raise, or the device that this one uses."""
     sight = sights[place.rank]
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **environment}
     number, uuids = place.world_size, sight.accelerators
@@ -220,7 +220,7 @@ def host_of(name: str, *accelerators: str, ranks: int = 2) -> list[Sight]:
 
 
 def alone_with(name: str, *accelerators: str) -> list[Sight]:
-    """A host each of whose ranks sees one accelerator, its first."""
+    """Return the ranks of a host, to each of which one accelerator is visible, as its first."""
     return [Sight(name, (each,), rank, len(accelerators)) for rank, each in enumerate(accelerators)]
 
 
@@ -278,7 +278,7 @@ def test_forked_ranks_know_how_many_share_their_host(tmp_path) -> None:
 
 
 def come_late(place: Place, port: int, late: dict[int, float], told: str) -> None:
-    """As ranks that a scheduler started come, with less patience for a collective than for one another."""
+    """Connect as a rank of a scheduler, with a shorter timeout for collectives than for the rendezvous."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(place.world_size)}
     time.sleep(late.get(place.rank, 0.0))
     here = Place(place.rank, place.world_size, 0, "env://", place.world_size)
@@ -303,7 +303,7 @@ def test_ranks_that_do_not_come_are_named_on_every_other_one() -> None:
 
 
 def start_again(place: Place, port: int, attempt: int) -> None:
-    """As a rank that an agent starts again, which keeps the store."""
+    """Connect as a rank that an agent restarts, which keeps the store."""
     own = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": str(attempt)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **own}
     right = launch.dist.init_process_group
@@ -320,7 +320,7 @@ def start_again(place: Place, port: int, attempt: int) -> None:
         launch.dist.all_reduce(here)
         assert here.item() == place.world_size
         launch.dist.barrier()
-        os._exit(0)  # as one that is killed: nothing is taken back from the store
+        os._exit(0)  # like a killed rank: it removes nothing from the store
 
 
 def test_ranks_that_an_agent_starts_again_do_not_look_for_those_of_the_attempt_before() -> None:
@@ -338,7 +338,7 @@ def take_a_route(place: Place, port: int, routes: list[dict[str, Route]], chosen
     right = launch.dist.init_process_group
 
     def init(*given: Any, **named: Any) -> None:
-        assert os.environ.pop("GLOO_SOCKET_IFNAME", None) == chosen[place.rank]  # there is none of that name
+        assert os.environ.pop("GLOO_SOCKET_IFNAME", None) == chosen[place.rank]  # no interface has that name
         right(*given, **named)
 
     launch.dist.init_process_group = init
@@ -347,7 +347,7 @@ def take_a_route(place: Place, port: int, routes: list[dict[str, Route]], chosen
 
 
 def test_the_first_host_talks_where_it_reaches_another_and_others_where_they_reach_it() -> None:
-    """The first host's own name leads nowhere else there."""
+    """On the first host its own name resolves to no other address."""
     first = {"10.0.0.2": Route("eth0", "10.0.0.1")}
     other = {"127.0.0.1": Route("ib0", "10.0.0.2")}
     routes = [first, first, other, other]

@@ -1,4 +1,4 @@
-"""Work that is killed where its pieces take their places."""
+"""Kill work before or after one of its pieces is renamed to its final place."""
 
 import hashlib
 from collections.abc import Callable
@@ -9,16 +9,16 @@ import pytest
 
 
 class Killed(BaseException):
-    """Nothing catches it, as nothing catches a kill."""
+    """Stands for SIGKILL: no handler for Exception catches it."""
 
 
 def is_piece(target: Path, work: Path) -> bool:
-    """Whether a file or folder takes its place among the pieces, and not inside one that is being made."""
+    """Return whether a file or folder is renamed to a piece, and not to a part of one that is being made."""
     return work in target.parents and not any(n.startswith(".") for n in target.relative_to(work).parts)
 
 
 def ends(job: Callable[[], Any], monkeypatch: pytest.MonkeyPatch, work: Path, *, survive: int, before: bool) -> bool:
-    """Work until so many pieces have taken their place, then die, before or after; whether it came to the end."""
+    """Work until `survive` pieces are in place, then die before the next or right after; return whether it finished."""
     placed = 0
 
     def dying(real: Callable[[Path, Any], Path]) -> Callable[[Path, Any], Path]:
@@ -47,6 +47,6 @@ def ends(job: Callable[[], Any], monkeypatch: pytest.MonkeyPatch, work: Path, *,
 
 
 def digests(folder: Path) -> dict[Path, str]:
-    """The sha256 of every file below a folder, by its relative path."""
+    """Return the sha256 of every file below a folder, by its relative path."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     return {path.relative_to(folder): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}

@@ -31,7 +31,7 @@ def test_bytes_beyond_64_bits_are_moved_too():
 
 
 def test_the_latencies_of_small_all_reduces_are_those_measured_on_eight_a100():
-    """vTrain's NCCL table: 35, 45 and 80 us at 2, 4 and 8 ranks."""
+    """vTrain's NCCL table has 35, 45 and 80 us at 2, 4 and 8 ranks."""
     found = [float(all_reduce_seconds(0.0, n, SELENE.node_link)) * 1e6 for n in (2, 4, 8)]
     assert found == pytest.approx([35, 45, 80], rel=0.12)
 
@@ -62,7 +62,7 @@ def test_ranks_that_share_a_machine_never_leave_it():
     [(8, 1, "node_link", 7), (2, 8, "fabric_link", 1), (16, 1, "fabric_link", 4), (64, 8, "fabric_link", 6)],
 )
 def test_what_crosses_nodes_starts_and_hops_as_the_fabric_does_along_a_tree(degree, stride, link, hops):
-    """A ring inside a node, which hops to every other rank; between nodes, the logarithm of so many."""
+    """Inside a node a ring hops to every other rank; between nodes a tree takes the logarithm of their number."""
     over = getattr(SELENE, link)
     link = link_of_group(SELENE, degree, stride, fabric=1.0)
     assert link.start_seconds == over.start_seconds
@@ -72,7 +72,7 @@ def test_what_crosses_nodes_starts_and_hops_as_the_fabric_does_along_a_tree(degr
 
 
 def test_in_an_exchange_each_rank_sends_what_leaves_the_node_over_its_own_card():
-    """Of 16 ranks 8 share a node: half of what each sends leaves it."""
+    """With 16 ranks, 8 of them in a node, half of what each rank sends leaves its node."""
     free = {"latency_seconds": 0.0, "start_seconds": 0.0}
     machine = SELENE.model_copy(
         update={name: getattr(SELENE, name).model_copy(update=free) for name in ("node_link", "fabric_link")}

@@ -92,7 +92,7 @@ def test_an_activation_function_computed_again_takes_time_and_its_value_no_memor
         mt_nlg(
             model={**{"gpt": {}, "llama": ROTARY}[family], "head": "untied"},
             recompute={"activation_function": again},
-            layout={"tensor": 2, "data": 32},  # of more, inputs and their gradient are wider than what is inside
+            layout={"tensor": 2, "data": 32},  # beyond 2, inputs and their gradient are wider than the inside
         )
         for again in (False, True)
     ]
@@ -102,13 +102,13 @@ def test_an_activation_function_computed_again_takes_time_and_its_value_no_memor
     model, tensor = plans[0].model, plans[0].layout.tensor
     rows = model.sequence * plans[0].batch.micro * model.ffn_width / tensor
     first, then = (worst_rank(plan)[1].workspace for plan in plans)
-    assert then - first == 2 * rows  # the value, while the backward has it again
+    assert then - first == 2 * rows  # the value, which the backward computes again
     assert whole - less == 2 * rows
 
 
 def test_inputs_that_are_gathered_again_stand_beside_their_gradient():
-    """MT-NLG, tensor 8: of what is inside half a width; the inputs' gradient; where the sequence is split, they too.
-    The gradient of the output waits meanwhile, of a rank's own positions where the sequence is split."""
+    """MT-NLG with tensor 8 keeps half a hidden width of the inside and the gradient of the inputs; if the sequence is
+    split, also the inputs. Meanwhile the gradient of the output waits, of a rank's own positions in that case."""
     whole, split = (worst_rank(mt_nlg(sequence_parallel=split))[1].workspace for split in (False, True))
     positions, hidden = 2048, 20480
     largest = 4 * hidden * hidden // 8
@@ -132,7 +132,7 @@ def test_more_data_ranks_make_a_step_shorter_and_zero_moves_no_more_than_an_all_
 
 
 def test_shards_of_a_node_keep_the_gathers_of_stage_3_inside_it_for_more_memory():
-    """Of 64 nodes with slow cards; as many shards as replicas are what none given are, in both methods."""
+    """The machine has 64 nodes with slow cards. In both methods, as many shards as replicas equal the default."""
     link = SELENE.fabric_link
     slow = link.model_copy(update={"bandwidth": link.bandwidth / 10})
     machine = SELENE.model_copy(update={"fabric_link": slow})
@@ -176,7 +176,7 @@ def test_heads_in_turns_are_the_same_work_on_other_ranks():
     busy = [planned_timeline(plan, SELENE).busy for plan in (last, turns)]
     assert sum(busy[1]) == pytest.approx(sum(busy[0]))
     assert max(busy[0]) > 1.2 * min(busy[0]) and max(busy[1]) < 1.05 * min(busy[1])
-    # The fullest rank's work is told as work, whatever the share of heads that it takes.
+    # The busiest rank's work is counted as work, whatever its share of the heads is.
     priced = estimate(turns, SELENE).parts
     assert priced.compute + priced.tensor_collectives == pytest.approx(max(busy[1]))
     assert estimate(turns, SELENE).seconds < estimate(last, SELENE).seconds

@@ -84,7 +84,7 @@ def test_activation_checkpoints_of_mt_nlg_are_the_papers_for_one_batch_and_for_1
     (96, 12288, 96, 8, 3, 66.84), (105, 20480, 128, 35, 3, 114.02)
 ])  # fmt: skip
 def test_activations_equal_korthikantis_figure_one(layers, hidden, heads, pipeline, chunks, gib):
-    """Per device with tensor 8 and nothing recomputed; the figure counts layers alone."""
+    """The figure is per device, with tensor 8 and nothing recomputed, and counts layers alone."""
     plan = mt_nlg(
         model={"layers": layers, "hidden": hidden, "heads": heads, "dropout": 0.1},
         layout={"pipeline": pipeline, "chunks": chunks, "data": 1},
@@ -122,7 +122,7 @@ def test_every_rank_of_a_stage_is_predicted_alike():
 
 
 def drawn(draws: random.Random) -> Plan:
-    """Any degrees, odd ones too, of sizes that they divide."""
+    """Draw a plan with any degrees, also odd ones, and sizes that they divide."""
     tensor, context, data = (draws.choice((1, 2, 3, 5, 7, 13)) for _ in range(3))
     pipeline, chunks, schedule = draws.choice((
         (1, 1, "1f1b"), (1, 1, "zb-h1"), (3, 1, "1f1b-split"), (2, 1, "gpipe"), (2, 2, "interleaved"), (3, 2, "zb-v")
@@ -167,7 +167,7 @@ def test_the_total_is_the_state_and_the_larger_of_working_and_reducing():
 
 
 def wide(sequences: int) -> Plan:
-    """More gradients than a bucket takes."""
+    """Return a plan with more gradients than a bucket holds."""
     model = {"layers": 8, "hidden": 512, "heads": 4, "vocabulary": 64, "sequence": 32}
     return Plan(model=model, batch={"sequences": sequences, "micro": 1}).checked()
 
@@ -182,7 +182,7 @@ def test_with_one_backward_in_a_step_activations_and_most_gradients_never_meet()
 
 
 def lone(mode: str, sequences: int = 1, **over: object) -> MemoryEstimate:
-    """One rank, bf16: 256 positions in one micro-batch, a vocabulary that outweighs a layer."""
+    """Return the estimate of one rank in bf16: 256 positions in a micro-batch, and a vocabulary larger than a layer."""
     model = {"layers": 4, "hidden": 64, "heads": 4, "vocabulary": 4096, "sequence": 256, "head": "untied"}
     batch, precision = {"sequences": sequences, "micro": 1}, {"weights": "bf16"}
     plan = Plan(model=model, batch=batch, precision=precision, recompute={"mode": mode}, **over).checked()
@@ -191,19 +191,19 @@ def lone(mode: str, sequences: int = 1, **over: object) -> MemoryEstimate:
 
 def test_the_scores_of_a_vocabulary_are_gone_when_a_layer_is_computed_again():
     held, tokens, hidden, rows = lone("layer"), 256, 64, 4096
-    # the last norm's input and output, and two statistics; and in fp32 the weights of targets
+    # The last norm's input, output and two statistics, and in fp32 the weights of targets.
     head = 2 * tokens * (2 * hidden + 2) + 4 * tokens
     assert held.freed == 2 * tokens * rows + head
     assert held.recomputed > 0 and held.freed > held.recomputed + held.workspace
     assert held.working == held.activations + held.loss
-    assert dataclasses.replace(held, loss=0).working == held.activations  # the layer takes the room that the scores had
+    assert dataclasses.replace(held, loss=0).working == held.activations  # the layer reuses the memory of the logits
 
 
 def test_a_loss_takes_rows_in_fp32_before_its_backward_and_gradients_in_it():
-    """The larger of both. Where nothing is added to the table's gradient, it is open; before, no gradient is."""
+    """The larger of the two counts. The table's gradient is allocated only once something was added to it."""
     inputs, table, some = 2 * 256 * 64, 2 * 4096 * 64, 4 * 256 * 4096
     (one, opened), (two, _) = ((h.loss, h.opened) for h in (lone("none"), lone("none", sequences=2)))
-    assert opened == 2 * 2**18  # a bucket
+    assert opened == 2 * 2**18  # one bucket
     assert one == max(some - opened, 2 * inputs)
     assert two == max(some, 2 * inputs + table)
 
@@ -244,7 +244,7 @@ PLANS = [
 
 
 def most_padding(plan: Plan) -> int:
-    """Of a bucket, elements."""
+    """Return the largest number of elements that pad a bucket."""
     return plan.layout.replicas * ALIGNMENT_ELEMENTS - 1 if plan.layout.replicas > 1 else 0
 
 
@@ -273,7 +273,7 @@ def test_many_cases_at_once_are_each_case_alone():
     assert len(plans) >= 4
     picked = generator.integers(0, len(plans), 200)
     cases = [case_of(plan) for plan in plans]
-    varied = [k for k, v in vars(cases[0]).items() if not isinstance(v, tuple)]  # the parts are those of one model
+    varied = [k for k, v in vars(cases[0]).items() if not isinstance(v, tuple)]  # the layers are those of one model
     together = {k: np.array([getattr(cases[n], k) for n in picked]) for k in varied}
     codes = np.array([SCHEDULES[plans[n].schedule] for n in picked])
     totals = memory_of_cases(dataclasses.replace(cases[0], **together), codes).total
@@ -298,7 +298,7 @@ def test_where_nothing_is_added_gradients_are_narrow_and_those_updated_at_once_a
 @pytest.mark.parametrize("layers", (1, 24))
 @pytest.mark.parametrize("zero", (0, 1, 2))
 def test_those_updated_at_once_are_slices_as_the_runtime_owns_them(zero: int, layers: int) -> None:
-    """A replica's share of each bucket; without ZeRO, whole buckets."""
+    """A slice is a replica's share of a bucket; without ZeRO, the full bucket."""
     model = {"layers": layers, "hidden": 2048, "heads": 16, "vocabulary": 1000, "sequence": 2048}
     plan = Plan(model=model, layout={"data": 5}, batch={"sequences": 10}, precision=BOTH_NARROW, zero=zero).checked()
     slices = [row.padded // (5 if zero else 1) for row in bucket_table(plan, 0)]
@@ -309,7 +309,7 @@ def test_those_updated_at_once_are_slices_as_the_runtime_owns_them(zero: int, la
 
 
 def test_a_sum_over_replicas_is_copied_only_where_gradients_are_kept_in_another_dtype():
-    """After the last backward: narrow, the gradients on the wire, a rank's sum and its copy; else the sum alone."""
+    """After the last backward: for bf16, the gradients in bf16, a rank's sum and its copy; for fp32, the sum alone."""
     wide, narrow = (
         worst_rank(small(layout={"data": 2}, zero=1, precision={"weights": "bf16", "communication": reduction}))[1]
         for reduction in ("fp32", "bf16")

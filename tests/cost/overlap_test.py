@@ -28,7 +28,7 @@ TIMES = ((1.0, 1.0), (3.0, 1.0), (1.0, 3.0), (1.0, 0.0))
 
 
 def played(work: float, moving: float, parts: int) -> float:
-    """Event by event."""
+    """Return the seconds of a product whose parts are reduced one by one, event by event."""
     worked = moved = 0.0
     for _ in range(parts):
         worked += work
@@ -71,7 +71,7 @@ def test_a_start_is_paid_before_any_byte_flows():
 
 @pytest.mark.parametrize("degree", (2, 4, 8, 64))
 def test_triggered_tiles_move_the_closed_forms_share_less(degree):
-    """Without operands: 3d - 4 slices instead of 4d - 1 of product and reduction; in the limit a quarter less."""
+    """Without operands, product and reduction move 3d - 4 slices instead of 4d - 1: in the limit a quarter less."""
     kernels, triggered = (f(0.0, 1.0, degree) for f in (moved_by_kernels, moved_when_triggered))
     assert kernels.product + kernels.reduction == pytest.approx((4 * degree - 1) / degree)
     assert triggered.product + triggered.reduction == pytest.approx((3 * degree - 4) / degree)
@@ -116,13 +116,13 @@ def test_a_triggered_step_is_faster_by_no_more_than_its_tensor_collectives():
     ],
 )
 def test_the_backward_sums_beside_the_weights_product_and_gathers_again_beside_another(over, shown):
-    """In units of the forward's messages: a gradient that is gathered, a sum, and inputs that are gathered again."""
+    """The gathered gradient, the sum and the inputs gathered again are counted in units of the forward's messages."""
     plan = mt_nlg(recompute={"mode": "none"}, **over)
     pieces = prices(at(plan))
     hidden = shipped_constants().tensor_overlap
     assert 0 < hidden < 1
     assert pieces.layer_backward.tensor == pytest.approx(shown(hidden) * pieces.layer_forward.tensor)
-    cores = this_machine(8, 8 << 30)  # which move the bytes themselves
+    cores = this_machine(8, 8 << 30)  # CPU cores move the bytes themselves
     pieces = prices(setting(case_of(plan), cores, stack_named(OURS), shipped_constants()))
     assert pieces.layer_backward.tensor == pytest.approx(shown(0) * pieces.layer_forward.tensor)
 
@@ -157,7 +157,7 @@ def in_ring(**over):
 def test_a_ring_is_never_faster_than_product_or_messages_and_contention_never_helps(over, count):
     here = at(in_ring(**over))
     found = [seconds_in_ring(here, p) for p in ring_products(here.case)]
-    assert len(found) == count  # backward sums are in a ring only where weight gradients are put off
+    assert len(found) == count  # backward sums are in a ring only if weight gradients are deferred
     for p, s in zip(ring_products(here.case), found, strict=True):
         pieces = 8 * here.device.product(here.case.positions / 8, p.columns, p.inner)
         assert pieces <= s.ideal <= s.contended and s.alone > 0

@@ -1,4 +1,4 @@
-"""What replicas sum and the update, beside the plan's own tables."""
+"""Laws of what replicas sum and update, compared with the tables of the plan."""
 
 import itertools
 import random
@@ -71,7 +71,7 @@ def test_a_partition_of_ones_own_is_priced_as_it_is():
 
 
 def ends_bytes(plan) -> float:
-    """What is priced for the two uses of a tied table, over a link without latency."""
+    """Return the bytes that are priced for the two uses of a tied table, over a link without latency."""
     free = {"start_seconds": 0.0, "latency_seconds": 0.0}
     link = SELENE.fabric_link
     machine = SELENE.model_copy(update={"fabric_link": link.model_copy(update=free)})
@@ -89,7 +89,7 @@ def ends_bytes(plan) -> float:
 def test_a_tied_table_is_summed_over_the_ends_as_the_traffic_counts_it(zero):
     plan = mt_nlg(zero=zero)
     counted = step_traffic(plan, Coordinate(0, 0, 0))["ends"]["all_reduce"]
-    # The buckets of a tied table have a start of their own, some microseconds.
+    # The buckets of a tied table have a separate start, of some microseconds.
     assert ends_bytes(plan) == pytest.approx(counted, rel=0.1, abs=4e6)
 
 
@@ -103,7 +103,7 @@ def test_where_both_ends_are_on_one_rank_a_tied_table_is_summed_there():
 
 @pytest.mark.parametrize("shards", [None, 2, 4])
 def test_stage_3_reduces_the_table_too(shards):
-    """Over the slowest of fabrics traffic is all there is; then twice the table is twice its gathers and reductions."""
+    """On an extremely slow fabric only traffic counts, so a table twice as large takes twice as long."""
     link = SELENE.fabric_link.model_copy(
         update={"bandwidth": 1e3, "efficiency": 1.0, "start_seconds": 0.0, "latency_seconds": 0.0}
     )
@@ -127,15 +127,15 @@ def test_stage_3_reduces_the_table_too(shards):
 
 
 def groups_of(layout: Layout) -> dict[str, list[tuple[int, ...]]]:
-    """All groups by the names of their strides."""
+    """Return all groups by the names of their strides."""
     axes = {"tensor": ("tensor",), "context": ("context",), "pipeline": ("pipeline",), "replicas": layout.replica_axes}
     sets = {name: layout.peer_sets(*over) for name, over in axes.items()}
     return sets | {"sharers": layout.sharer_sets(), "holders": layout.holder_sets()}
 
 
 def test_the_slowest_group_says_how_many_of_its_ranks_are_in_a_node() -> None:
-    """None is priced with more ranks than it has where it has fewest: exactly so many where groups fill nodes or divide
-    them, or are not alike. It is priced over the fabric if and only if some group leaves its node."""
+    """No group is priced with more ranks in a node than the least that it has in one, and with exactly that number if
+    groups fill nodes, divide them or differ. It is priced over the fabric if and only if some group leaves its node."""
     draws = random.Random(0)
     for _ in range(60):
         tensor, pipeline, context = (draws.choice((1, 2, 3, 4)) for _ in range(3))

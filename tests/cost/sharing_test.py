@@ -12,9 +12,9 @@ MACHINE = this_machine(CORES, 16 << 30)
 
 
 def shared(*, tensor=1, data=1, compute=1.0, messages=0.0, alone=None, transfers=0.0, share=0.5):
-    """Of a plan whose ranks compute and talk for so long, and take `alone` seconds with cores of their own.
+    """Price a plan whose ranks compute and communicate for these seconds, and take `alone` seconds on separate cores.
 
-    transfers: what of `alone` goes into transfers.
+    transfers: the seconds of `alone` that are spent in transfers.
     """
     model = {"layers": 4, "hidden": 64, "heads": 4, "vocabulary": 256, "sequence": 32}
     layout = {"tensor": tensor, "data": data}
@@ -24,8 +24,8 @@ def shared(*, tensor=1, data=1, compute=1.0, messages=0.0, alone=None, transfers
 
 
 def queue(groups, held, waiting):
-    """Mean time around a closed queue of `groups`, each holding the server for `held` and then waiting; by mean value
-    analysis (Reiser and Lavenberg, 1980)."""
+    """Return the mean time around a closed queue of `groups`, each of which holds the server for `held` and then waits,
+    by mean value analysis (Reiser and Lavenberg, 1980)."""
     around, queued = 0.0, 0.0
     for n in range(1, groups + 1):
         answer = held * (1 + queued)
@@ -83,6 +83,6 @@ def test_the_parts_add_up_and_none_is_negative():
             assert each.work.compute == pytest.approx(compute * max(1, tensor * data / CORES))
         least = tensor * data / CORES * compute
         assert found.seconds >= max(least, compute + messages + more) - 1e-9
-        # A transfer is a part of the time, not more of it.
+        # A transfer is part of that time, not an addition to it.
         assert moving.seconds == pytest.approx(found.seconds)
         assert moving.transfers + moving.bubble == pytest.approx(found.bubble)

@@ -21,7 +21,7 @@ PRIOR = prior_constants()
 
 
 def many(seed: int = 0, size: int = 60) -> Case:
-    """Random layouts of a 530B-like model, dense and recomputed, with every ZeRO stage."""
+    """Draw random layouts of a 530B-like model, dense and recomputed, with every ZeRO stage."""
     draw = np.random.default_rng(seed)
     return replace(
         case_of(mt_nlg()),
@@ -88,7 +88,7 @@ def test_without_latency_and_with_endless_bandwidth_only_work_and_the_bubble_are
 
 
 def test_a_bound_of_the_roofline_holds_for_every_plan():
-    """Products alone, at peak: the step is never shorter."""
+    """No step is shorter than its matrix products at peak."""
     case = many()
     layer = 2 * case.positions * case.hidden**2 * 12 / case.tensor * 3
     ideal = case.micro_batches * layer * case.layers / case.pipeline / SELENE.peak.bf16
@@ -117,7 +117,7 @@ def test_chunks_divide_the_time_that_fills_the_pipeline(chunks):
 
 
 def test_embedding_and_logits_that_count_as_layers_leave_the_ends_fewer():
-    """105 layers over 35 ranks are 3 each; with lighter ends, the busiest rank is not the one with the logits."""
+    """Of 105 layers each of 35 ranks has 3; with lighter ends, the busiest rank is not the one with the logits."""
     case = replace(case_of(mt_nlg()), layers=103, ends_lighter=1)
     assert seconds(case) < seconds(replace(case, layers=105, ends_lighter=0))
 
@@ -141,7 +141,7 @@ TOGETHER = {"context": 4, "tensor": 1, "pipeline": 1, "sequence_parallel": 0, "z
 
 
 def slow_fabric(factor: float):
-    """Selene with a fabric so many times slower."""
+    """Return Selene with a fabric that is slower by `factor`."""
     link = SELENE.fabric_link
     return SELENE.model_copy(update={"fabric_link": link.model_copy(update={"bandwidth": link.bandwidth / factor})})
 
@@ -160,7 +160,7 @@ def test_traffic_of_replicas_hides_behind_work_never_more_than_either(zero):
 
 @pytest.mark.parametrize("zero", [0, 1])
 def test_a_recorded_step_hides_its_reductions_as_others_do(zero):
-    """At ZeRO stage 1 the gather of weights hides beside the update, which takes a little less time in a replay."""
+    """At ZeRO stage 1 the gather of weights overlaps with the update, which takes a little less time in a replay."""
     case, perfect = replace(case_of(mt_nlg()), zero=zero), PRIOR.with_values({"data_overlap": 1.0})
     replays, bare = (OURS.model_copy(update=more) for more in ({"replays": True}, {"overlaps_data": False}))
     hidden, recorded, bare = (
@@ -207,19 +207,19 @@ def test_how_much_hides_does_not_matter_on_shared_cores(zero):
 
 
 def test_where_attention_takes_longer_than_messages_only_the_last_gradients_of_a_ring_are_shown():
-    """Perfect overlap; four ranks: three turns forward hide all, and backward the last message has nothing beside."""
+    """Four ranks with perfect overlap: forward hides all three messages, backward all but the last."""
     case = replace(case_of(mt_nlg()), **TOGETHER, sequence=1 << 20, micro=1, micro_batches=1)
     perfect = PRIOR.with_values({"data_overlap": 1.0})
     hidden, bare = (
         step_seconds(case, SELENE, stack, perfect).context_collectives
         for stack in (OURS, OURS.model_copy(update={"overlaps_context": False}))
     )
-    # Messages: forward 3 of keys; backward 3 of keys and 4 of gradients, twice as wide.
+    # Forward there are 3 messages of keys, backward 3 of keys and 4 of gradients, which are twice as wide.
     assert hidden / bare == pytest.approx(2 / (3 + 3 + 4 * 2), rel=1e-3)
 
 
 def test_a_ring_over_nodes_sends_from_neighbour_to_neighbour_over_one_card():
-    """Whatever other ranks are in the node; a gradient ring has the cards of all its ranks there."""
+    """That holds whatever other ranks the node has. A ring of gradients uses the cards of all its ranks in the node."""
     still = OURS.model_copy(update={"overlaps_context": False})
     case = replace(case_of(mt_nlg()), **TOGETHER, sequence=1 << 16, micro_batches=1)
     free = SELENE.fabric_link.model_copy(update={"latency_seconds": 0.0, "start_seconds": 0.0})

@@ -57,7 +57,7 @@ PARAMETERS = {
     "gemma-3-12b": 11_766_034_176,
     "gemma-3-27b": 27_009_346_304,
 }
-# Of mixtures of experts, all and those that one token uses. The totals are those of the weights on Hugging Face.
+# Mixtures of experts: all parameters, and those that a token uses. The totals are those of the weights on Hugging Face.
 OF_EXPERTS = {
     "mixtral-8x7b": (46_702_792_704, 12_879_925_248),
     "olmoe-1b-7b": (6_919_161_856, 1_282_017_280),
@@ -68,7 +68,7 @@ OF_EXPERTS = {
     "deepseek-v3": (671_026_419_200, 37_552_297_472),  # without the modules that predict several tokens
 }
 PARAMETERS |= {name: total for name, (total, _) in OF_EXPERTS.items()}
-# Of Pythia, and without embedding and head (EleutherAI/pythia, README).
+# Parameters of Pythia, in total and without embedding and head (EleutherAI/pythia, README).
 PYTHIA = {
     "14m": (14_067_712, 1_189_888),
     "31m": (30_494_720, 4_739_072),
@@ -345,7 +345,7 @@ def test_a_preset_of_experts_has_the_published_number_of_active_parameters(name:
 
 @pytest.mark.parametrize(("name", "billions"), [("deepseek-v3", 36.6), ("deepseek-v2", 21), ("deepseek-v2-lite", 2.4)])
 def test_deepseek_counts_active_parameters_without_the_embedding(name: str, billions: float) -> None:
-    """Of V3 "36.6B (including 0.9B for the output head)" (README_WEIGHTS.md of its folder)."""
+    """README_WEIGHTS.md of DeepSeek-V3 gives "36.6B (including 0.9B for the output head)"."""
     model = Plan.from_preset(name).model
     own = count_active(model) - model.vocabulary * model.hidden
     assert own / 1e9 == pytest.approx(billions, abs=0.06 if name == "deepseek-v2-lite" else 0.2)
@@ -375,8 +375,8 @@ def test_a_preset_has_the_settings_of_its_published_config(name: str) -> None:
 
 
 def test_presets_for_gpus_are_compiled_and_recorded() -> None:
-    """But for MT-NLG's, which is the plan of the paper, the demo, and CUDA graphs of experts or under a loss scale that
-    changes."""
+    """MT-NLG's preset is the plan of the paper, and the demo is for CPUs. Experts and a dynamic loss scale exclude CUDA
+    graphs."""
     for name in set(preset_names()) - {"demo", "mt-nlg-530b"}:
         plan = Plan.from_preset(name)
         recorded = plan.precision.weights != "fp16" and not plan.model.expert_counts

@@ -41,8 +41,8 @@ def context_ranks_not_summed(original, mesh):
 
 @fault(Bucket, "owned", plan(data=2, context=2, zero=1, order=("context", "pipeline", "tensor", "data")))
 def slices_counted_by_axis(original, mesh):
-    """A replica takes the slice of its place by data, then context, where the layout has context ranks the farthest
-    apart and the collectives count otherwise."""
+    """A replica takes the slice of its place by data, then context, although the layout has context ranks the farthest
+    apart and the collectives count in that order."""
 
     def owned(self: Bucket) -> slice:
         right: slice = original(self)
@@ -55,7 +55,7 @@ def slices_counted_by_axis(original, mesh):
 
 @fault(ring_attention, "rotate_begin", RING, PACKED_RING)
 def key_gradients_not_home(original, mesh):
-    """Ring attention: the gradients of keys and values stop one rank before home."""
+    """Ring attention: the gradients of keys and values stop one rank before the one that owns them."""
 
     turns = count(1)
 
@@ -127,20 +127,20 @@ def next_document_predicted(original, mesh):
 
 @fault(Sight, "within", plan(model=WINDOW), plan(model={**APART, **WINDOW}), WINDOW_RING)
 def window_off_by_one(original, mesh):
-    """The window is counted as so many positions before the query's own, which is then one more."""
+    """The window counts the positions before the query's own, so that it is one too long."""
     return lambda self, window: original(self, None if window is None else window + 1)
 
 
 @fault(sight, "seen_of", WINDOW_RING, PACKED_RING)
 def tile_beyond_the_reach(original, mesh):
-    """Ring attention: what is whole by order alone is attended to whole, also where a window ends or a document starts
-    in it."""
+    """Ring attention: a tile that is fully visible by order alone is attended to without a mask, also if a window ends
+    or a document starts in it."""
     return lambda queries, keys, first: original(queries, keys, np.zeros_like(first))
 
 
 @fault(ModelShape, "each_layer", plan(pipeline=2, model={**WINDOW, "first": [{"times": 2, "window": None}]}))
 def window_by_layers_of_the_stage(original, mesh):
-    """Which layers have the window is counted from the first layer of their stage."""
+    """The layers that have the window are counted from the first layer of their stage."""
 
     def each_layer(self: ModelShape) -> tuple[Layer, ...]:
         layers = original(self)

@@ -25,7 +25,7 @@ Tensor = torch.Tensor
 REPLICAS = plan(data=2, zero=0)
 SHARDED = plan(data=2, zero=1)
 IN_COPIES = plan(data=4, shards=2, zero=1)
-# Both ends on the first rank, and the head's weight gradients after all else.
+# Both ends are on the first rank, and the head's weight gradients come after everything else.
 HEAD_LAST = (
     "F0.0 F1.0 F0.3 I0.3 F1.3 I1.3 I0.0 W0.0 I1.0 W1.0 W0.3 W1.3",
     "F0.1 F0.2 F1.1 F1.2 I0.2 I0.1 W0.2 W0.1 I1.2 I1.1 W1.2 W1.1",
@@ -93,7 +93,7 @@ def reduced_before_the_last_micro_batch(original, mesh):
 
 
 def _reduced_at_once(bucket: Bucket) -> None:
-    """Not beside what follows: a slow neighbour that reads this memory would find later micro-batches in it."""
+    """Reduce synchronously: a slow neighbour that reads this memory later would find later micro-batches in it."""
     Bucket._begin_reduction(bucket)
     assert bucket._pending is not None, "the reduction was begun just above"
     bucket._pending.wait()
@@ -101,8 +101,8 @@ def _reduced_at_once(bucket: Bucket) -> None:
 
 @fault(Bucket, "__init__", TIED_ON_ONE_RANK)
 def tied_table_reduced_early(original, mesh):
-    """The reduction of a tied table starts in the last backward of the embedding, before the head's weight gradients,
-    which were put off, are added."""
+    """The reduction of a tied table starts in the last backward of the embedding, before the deferred
+    weight gradients of the head are added."""
 
     def init(self: Bucket, *arguments: Any) -> None:
         original(self, *arguments)
@@ -133,7 +133,7 @@ def gradients_of_the_step_before(original, mesh):
 
 @fault(Bucket, "publish", SHARDED, plan(data=2, zero=2))
 def stale_after_the_update(original, mesh):
-    """The all-gather after the sharded update is skipped: a rank goes on with old weights outside its slice."""
+    """The all-gather after the sharded update is skipped: a rank continues with old weights outside its slice."""
     return lambda self: None
 
 
@@ -191,7 +191,7 @@ def masks_equal_on_all_samples(original, mesh):
 
 @fault(trainer, "DropoutKey", plan(model={"dropout": 0.2}))
 def masks_equal_in_all_steps(original, mesh):
-    """The generator is seeded alike at every step."""
+    """The generator has the same seed at every step."""
     return lambda seed, step, *more: DropoutKey(seed, 0, *more)
 
 
@@ -231,11 +231,11 @@ def ramp_skips_samples(original, mesh):
 
 @fault(Precision, "accumulation", plan())
 def accumulated_in_bf16(original, mesh):
-    """Gradients of micro-batches are added in bf16 where a wide accumulator is promised."""
+    """Gradients of micro-batches are added in bf16 although the accumulator has a wider dtype."""
     return lambda self: "bf16"
 
 
 @fault(Precision, "reduction_of", SHARDED)
 def reduced_in_bf16(original, mesh):
-    """Gradients are summed over data ranks in bf16 where the accumulator's dtype is promised."""
+    """Gradients are summed over data ranks in bf16 instead of the accumulator's dtype."""
     return lambda self, once: "bf16"

@@ -84,7 +84,7 @@ def rate_of_the_tokens_before(original, mesh):
 
 @fault(rates, "learning_rate", ONE, way=LONG_WAY)
 def rate_rises_after_the_decay(original, mesh):
-    """After the end of the decay the cosine goes on, and the learning rate rises again."""
+    """The cosine continues after the end of the decay, so that the learning rate rises again."""
 
     def rate(config: TrainingConfig, tokens: int, last: int) -> float:
         end = config.decay_tokens or last

@@ -34,14 +34,14 @@ OLMO2 = {**LLAMA, "qk_norm": "all_heads", "norm_position": "after", "norm_epsilo
 
 @fault(column_product, "all_reduce_begin", SPLIT)
 def column_entry_not_reduced(original, mesh):
-    """The gradient all-reduce at the entry of a column-split region is dropped, so each tensor rank goes on with
-    its own part of the gradient."""
+    """The gradient all-reduce at the entry of a column-split region is dropped, so each tensor rank continues
+    with its own part of the gradient."""
     return lambda x, group: PendingResult(None, x)
 
 
 @fault(column_product, "reduce_scatter_begin", SEQUENCE)
 def sequence_entry_not_reduced(original, mesh):
-    """Under sequence parallelism the backward of the entry takes its own positions and forgets the sum."""
+    """Under sequence parallelism the backward of the entry takes its own positions without summing over ranks."""
     return lambda x, group: PendingResult(None, x.chunk(group.size)[group.index].contiguous())
 
 
@@ -54,7 +54,7 @@ def own_positions_instead_of_all(original, mesh):
 
 @fault(weight_gradients, "all_gather_begin", plan(tensor=2, pipeline=2, sequence_parallel=True, schedule="zb-h1"))
 def own_positions_put_off(original, mesh):
-    """The same where weight gradients are actions of their own."""
+    """The same gather is missing where weight gradients are deferred to actions of their own."""
     return lambda x, group: PendingResult(None, torch.cat([x] * group.size))
 
 
@@ -89,8 +89,8 @@ def row_bias_gradient_not_reduced(original, mesh):
 
 @fault(buckets, "partial_over", plan(tensor=2, model={**LLAMA, "qk_norm": "each_head"}))
 def head_norm_gradient_not_reduced(original, mesh):
-    """The norm over each head of queries and keys keeps the gradient of this tensor rank's heads where there is no
-    sequence parallelism, as other norms may."""
+    """Without sequence parallelism the norm over each head of queries and keys keeps the gradient of this tensor rank's
+    heads, which only other norms may do."""
     return lambda plan, p: original(plan, p) if plan.sequence_parallel else original(plan, replace(p, summed=False))
 
 
@@ -103,7 +103,7 @@ def squares_not_summed(original, mesh):
 
 @fault(norm_over_heads._NormOverHeads, "backward", plan(tensor=2, model=OLMO2))
 def squares_gradient_not_summed(original, mesh):
-    """The norm over all heads forgets, going back, that the heads of other tensor ranks were divided by these too."""
+    """The backward of the norm over all heads ignores that heads of other tensor ranks were divided by the sum too."""
 
     def backward(ctx: Any, *grads: Tensor) -> Any:
         with Replaced(norm_over_heads, "all_reduce_", lambda x, group: x).applied():
@@ -132,7 +132,7 @@ def softmax_over_the_local_vocabulary(original, mesh):
 
 @fault(tensor, "stretch", Z_LOSS)
 def z_loss_without_its_gradient(original, mesh):
-    """The z-loss of a split vocabulary is told, and enters no gradient."""
+    """The z-loss of a split vocabulary is reported, but has no gradient."""
     return lambda logs, terms: torch.ones_like(logs)
 
 
@@ -144,7 +144,7 @@ def z_loss_as_if_not_squared(original, mesh):
 
 @fault(head, "_weighted", plan(model={"z_loss": 0.05, "documents": "apart", "end_of_text": 3}))
 def z_loss_of_every_token(original, mesh):
-    """Tokens that do not count are in the z-loss that is told."""
+    """The reported z-loss includes tokens that do not count."""
 
     def weighted(losses: Tensor, given: inputs.Inputs) -> Tensor:
         told = torch.is_grad_enabled() and not losses.requires_grad

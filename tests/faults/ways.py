@@ -21,12 +21,12 @@ from trivium.parallel.tensor import regions as tensor
 
 Tensor = torch.Tensor
 
-PACKED_RING = plan(context=2, model={**APART, "sequence": 12})  # a half has three positions, a block two
+PACKED_RING = plan(context=2, model={**APART, "sequence": 12})  # half of a rank's part has three positions, a block two
 
 
 @fault(gelu, "_by_pieces", plan(), way=LARGE)
 def last_piece_left_out(original, mesh):
-    """What is computed in pieces ends with the last whole one."""
+    """A function that is computed in pieces leaves out the last, shorter one."""
 
     def by_pieces(x: Tensor, y: Tensor, slope: Tensor | None) -> None:
         original(x, y, slope)
@@ -48,7 +48,7 @@ def block_sees_a_later_key(original, mesh):
 
 @fault(block_attention, "_blocks", plan(model={"window": 3}), PACKED, way=LARGE)
 def reach_of_the_last_query(original, mesh):
-    """A block of queries is given the keys that its last query sees, of which the first saw earlier ones."""
+    """A block of queries gets the keys that are visible to its last query; its first query should see earlier ones."""
 
     def blocks(S: int, sight: Sight) -> list[Block]:
         first = sight.first_seen(np.arange(S)).min(1)
@@ -60,7 +60,7 @@ def reach_of_the_last_query(original, mesh):
 
 @fault(block_attention, "_blocks", PACKED, way=LARGE)
 def block_of_one_document(original, mesh):
-    """A block of queries in which a document starts is given no mask, and sees what its first query sees."""
+    """A block of queries in which a document starts has no mask, so that all see what its first query sees."""
 
     def blocks(S: int, sight: Sight) -> list[Block]:
         return [each._replace(masked=False) for each in original(S, sight)]
@@ -70,14 +70,14 @@ def block_of_one_document(original, mesh):
 
 @fault(tensor, "_some_rows", plan(tensor=2), way=LARGE)
 def first_rows_only(original, mesh):
-    """Of rows that are taken some at a time, a loop ends after the first of them."""
+    """A loop over blocks of rows ends after the first block."""
     return lambda *tensors: list(original(*tensors))[:1]
 
 
 @fault(ring_attention, "_tiles", PACKED_RING, way=NARROW)
 def block_reaches_into_the_next_half(original, mesh):
-    """A ring's last block of queries is as long as the others where fewer are left: those of the next half are
-    attended from twice."""
+    """A ring's last block of queries is as long as the others although fewer are left: queries of the next half are
+    computed twice."""
 
     def tiles(sight: Sight, here: int, there: int, *, has_kernel: bool) -> Iterator[Tile]:
         for tile in original(sight, here, there, has_kernel=has_kernel):
@@ -89,7 +89,7 @@ def block_reaches_into_the_next_half(original, mesh):
 
 @fault(attention, "gradients_by_scores", plan(context=2), PACKED_RING, way=NARROW)
 def row_sums_left_out(original, mesh):
-    """Where a ring writes its scores down, the softmax's gradient forgets what the rest of a row takes away."""
+    """Where a ring materialises its scores, the gradient of the softmax omits the sum over the row."""
 
     def gradients(grad: Tensor, qkv: Any, known: Known, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return original(grad, qkv, known._replace(wide=torch.zeros_like(known.wide)), mask)
@@ -99,7 +99,7 @@ def row_sums_left_out(original, mesh):
 
 @fault(ShardedOptimizer, "_factor", plan(), plan(data=2))
 def small_gradients_raised_to_the_clip(original, mesh):
-    """Gradients are divided by their norm also where that is below the clip; Adam hides it where all steps are."""
+    """Gradients are divided by their norm even if it is below the clip; Adam hides this if it holds at all steps."""
 
     def factor(self: ShardedOptimizer, square: Tensor, loss_scale: float) -> float:
         clip = self.rule.clip
@@ -110,13 +110,13 @@ def small_gradients_raised_to_the_clip(original, mesh):
 
 @fault(ShardedOptimizer, "_factor", plan(), way=NARROW)
 def clipped_in_scaled_units(original, mesh):
-    """The norm of the scaled gradients is held against the clip."""
+    """The norm of the gradients with the loss scale is compared with the clip."""
     return lambda self, square, loss_scale: original(self, square * loss_scale**2, loss_scale)
 
 
 @fault(ShardedOptimizer, "_clear", plan(), plan(data=2), way=NARROW)
 def refused_gradients_stay(original, mesh):
-    """A step whose gradients overflowed is skipped, and they are not cleared: the next adds to them."""
+    """A step whose gradients overflowed is skipped without clearing them, so that the next step adds to them."""
     updates: dict[int, int] = {}
 
     def clear(self: ShardedOptimizer) -> None:
@@ -130,7 +130,7 @@ def refused_gradients_stay(original, mesh):
 
 @fault(ShardedOptimizer, "_clear", plan(), plan(data=2), way=NARROW)
 def refused_steps_counted(original, mesh):
-    """A skipped step counts for the correction of Adam's moments, which it did not change."""
+    """A skipped step counts for the bias correction of Adam's moments, which it did not change."""
     updates: dict[int, int] = {}
 
     def clear(self: ShardedOptimizer) -> None:
@@ -143,5 +143,5 @@ def refused_steps_counted(original, mesh):
 
 @fault(transports, "combine", plan(data=2, zero=1), way=FAR)
 def own_slice_at_the_first_place(original, mesh):
-    """What is received directly is added up as if every rank were the first of its group."""
+    """Values that are received directly are added up as if every rank were the first of its group."""
     return lambda parts, own, index, out, **more: original(parts, own, 0, out, **more)

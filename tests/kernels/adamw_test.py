@@ -1,4 +1,4 @@
-"""The update in one pass is torch's fused AdamW of gradients that were clipped and widened before."""
+"""The update in one pass equals torch's fused AdamW on gradients that were clipped and upcast before."""
 
 import shutil
 from functools import partial
@@ -59,7 +59,7 @@ def test_the_state_is_that_of_torchs_adamw(decayed: int, step: int) -> None:
 def test_a_training_is_that_of_the_passes_one_by_one(
     weights: str, sequences: int, clip: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of narrow gradients, of gradients as wide as the masters, with and without a copy."""
+    """The cases are 16-bit gradients, fp32 gradients of 16-bit weights, and one dtype for all."""
     monkeypatch.setattr(torch, "compile", lambda function, **how: function)
     plan = small(precision={"weights": weights}, batch={"sequences": sequences})
     masters = []
@@ -67,13 +67,13 @@ def test_a_training_is_that_of_the_passes_one_by_one(
         trainer, rule = Trainer(plan, Mesh.single(), seed=1, rule=AdamRule()), AdamRule(clip=clip)
         dtype = trainer.optimizer.shards[0].master.dtype
         trainer.optimizer = ShardedOptimizer(trainer.buckets, trainer.mesh, rule, dtype, compiled=compiled)
-        # Narrow weights are rounded, which in later steps makes much of little.
+        # 16-bit weights are rounded, which in later steps enlarges small differences.
         for step in range(3 if weights == "fp64" else 1):
             trainer.train_step(step, Samples(0, plan.batch.sequences, random_rows(plan)), LR)
         masters.append(torch.cat([shard.master for shard in trainer.optimizer.shards]))
         for shard in trainer.optimizer.shards:
             assert torch.equal(shard.bucket.shard, shard.master.to(shard.bucket.shard.dtype))
-    # AdamW divides by the gradient's size: of one that is next to nothing, what was rounded off shows.
+    # AdamW divides by the size of the gradient, so the rounding error of a very small one shows.
     tolerance = 1e-9 if weights == "fp64" else 1e-3
     torch.testing.assert_close(*masters, rtol=1e-2 * tolerance, atol=tolerance * LR)
 
@@ -81,9 +81,9 @@ def test_a_training_is_that_of_the_passes_one_by_one(
 @pytest.mark.broad
 @needs_compiler
 def test_compiled_it_is_one_function_for_as_many_slices_of_any_lengths() -> None:
-    """Also of lengths that were equal when it was compiled."""
+    """This includes lengths that were equal when it was compiled."""
     torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()  # of what other tests compiled
+    torch._dynamo.utils.counters.clear()  # other tests have compiled functions
     update, found = compiled_update(), []
     lengths = [(40, 40), (24, 1000), (16, 16), (24,), (1000, 24), (1000,)]
     for sizes in lengths:
@@ -116,7 +116,7 @@ def test_calls_are_of_several_slices_or_of_one(count: int) -> None:
 
 @pytest.mark.parametrize("data", [2, 3, 7])
 def test_slices_begin_where_a_compiled_kernel_may_read_sixteen_bytes(data: int) -> None:
-    """Elsewhere it would copy them first."""
+    """At other addresses it would copy them first."""
     plan = small(data=data, zero=1, batch={"sequences": 2 * data})
     for row in bucket_table(plan, 0):
         assert row.padded // data % ALIGNMENT_ELEMENTS == 0 and row.padded % data == 0

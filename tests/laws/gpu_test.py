@@ -80,7 +80,7 @@ def test_half_precision_follows_fp32_on_the_accelerator(weights: str, device: to
 def test_the_kernel_that_knows_windows_and_documents_sees_what_a_mask_shows(
     window: int | None, packed: bool, kv_heads: int, device: torch.device
 ) -> None:
-    """In bf16, as it takes no other; the mask's side is attended in fp64."""
+    """The kernel runs in bf16, which it requires; the attention with a mask runs in fp64."""
     torch.manual_seed(1)
     starts = np.array([[0] * 200 + [200] + [201] * 99, [0] * 3 + [3] * 130 + [133] * 167]).T if packed else None
     sight = Sight((), starts, window)
@@ -98,7 +98,7 @@ def test_the_kernel_that_knows_windows_and_documents_sees_what_a_mask_shows(
 
 @pytest.mark.parametrize("clip", [0.05, 1e9])
 def test_updates_follow_the_processors(clip: float, device: torch.device) -> None:
-    """There many buckets at once, and clipped by a norm that nobody reads before."""
+    """On the GPU many buckets are updated at once, and clipped by a norm that the host does not read before."""
     plan, found = small(precision={"weights": "fp64"}), []
     for where in (device, torch.device("cpu")):
         trainer = Trainer(plan, Mesh.single(where), seed=1, rule=AdamRule(clip=clip))
@@ -185,7 +185,7 @@ def test_compiled_blocks_and_loss_follow_the_processors(
 def test_narrow_attention_of_any_reach_follows_the_processors(
     over: dict[str, Any], compiled: bool, device: torch.device
 ) -> None:
-    """In bf16, by the accelerator's own kernels; the processor's in fp32."""
+    """The GPU uses its own kernels in bf16; the CPU computes in fp32."""
     losses = []
     for where, weights in ((device, "bf16"), (torch.device("cpu"), "fp32")):
         model = {"hidden": 64, "heads": 4, **over}
@@ -197,7 +197,7 @@ def test_narrow_attention_of_any_reach_follows_the_processors(
 
 
 def rows_of_documents(plan: Plan, length: int) -> Read:
-    """Random rows, of which every so many tokens end a document where these are apart."""
+    """Return a reader of random rows; if documents are separate, one ends every `length` tokens."""
     read = random_rows(plan.model_copy(update={"model": plan.model.model_copy(update={"documents": "joined"})}))
 
     def of_documents(first: int, count: int) -> Rows:
@@ -217,8 +217,8 @@ def rows_of_documents(plan: Plan, length: int) -> Read:
 def test_a_step_allocates_at_most_what_is_predicted(
     fast: dict[str, bool], mode: str, over: dict[str, Any], sequences: int, device: torch.device
 ) -> None:
-    """Without the workspaces of cuBLAS, which the process keeps. Of packed documents the kernel's backward takes 128
-    positions each, or those they have if more, so these are no shorter."""
+    """The workspaces of cuBLAS, which the process keeps, are not counted. The kernel's backward allocates at least 128
+    positions for each packed document, so these are no shorter."""
     if fast.get("cuda_graphs") and over == PACKED:
         pytest.skip("of packed documents no step is recorded")
     shape = {"layers": 6, "hidden": 1024, "heads": 16, "vocabulary": 16384, "sequence": 512, "head": "untied"}
@@ -256,11 +256,11 @@ def test_numbers_are_read_while_the_accelerator_goes_on(device: torch.device) ->
     ],
 )
 def test_nothing_in_a_step_waits_but_for_its_totals(over: dict[str, Any], device: torch.device) -> None:
-    """Which an event tells: torch reports every other wait."""
+    """The totals wait for an event; torch reports every other wait."""
     plan = small(**over)
     trainer = Trainer(plan, Mesh.single(device), seed=1, rule=AdamRule())
     samples = Samples(0, plan.batch.sequences, random_rows(plan))
-    for step in (0, 1):  # libraries are loaded, and a step is recorded
+    for step in (0, 1):  # the first step loads libraries, and a step is captured
         trainer.train_step(step, samples, 1e-3)
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -283,13 +283,13 @@ RECORDED = [
 
 @pytest.mark.parametrize("over", RECORDED)
 def test_a_replayed_step_computes_the_bits_of_one_that_is_not(over: dict[str, Any], device: torch.device) -> None:
-    """With a measured step and a validation between, after which it is recorded anew."""
+    """Between them are a measured step and a validation, after which the step is captured again."""
     _computes_the_same_bits(over, Mesh.single(device))
 
 
 @pytest.mark.parametrize("over", [{"data": 2, "zero": 0}, {"tensor": 2, "zero": 1}])
 def test_a_rank_of_two_records_its_work(over: dict[str, Any], device: torch.device) -> None:
-    """Its peer is pretended: sums over both are its own."""
+    """The other rank is simulated: sums over both are this rank's values."""
     with pretended(small(**over).layout, 0, device=device) as mesh:
         _computes_the_same_bits(over, mesh)
 

@@ -1,8 +1,8 @@
-"""The way of narrow weights, walked in fp64, where every deviation shows.
+"""The code path of 16-bit weights, run in fp64, where every deviation shows.
 
-With fp64 weights autograd adds gradients into the buffers itself, and weights are their own masters; with narrow ones
-neither is so. Certificates are in fp64, so this path is walked here: gradients taken from each parameter and added by
-us, masters apart from the weights they are copied to.
+With fp64 weights autograd adds gradients into the buffers itself, and weights are their own masters; with 16-bit ones
+neither is so. Certificates are in fp64 and do not cover this path, so it runs here: the engine adds the gradients of
+each parameter, and masters are separate from the weights to which they are copied.
 """
 
 from typing import Any
@@ -34,16 +34,16 @@ PLANS = [
 
 
 class Apart(Bucket):
-    """A bucket as of narrow weights: autograd adds nothing into it."""
+    """A bucket as for 16-bit weights: autograd adds nothing into it."""
 
     @property
     def adds_itself(self) -> bool:
-        """What it is told to be does not matter."""
+        """Return False, whatever was assigned."""
         return False
 
     @adds_itself.setter
     def adds_itself(self, value: bool) -> None:
-        """Ignored."""
+        """Ignore the value."""
 
 
 def trained(plan: Plan, place: Place, *, apart: bool) -> list[Any]:
@@ -70,7 +70,7 @@ def trained(plan: Plan, place: Place, *, apart: bool) -> list[Any]:
 
 
 def compare(place: Place, plan: Plan) -> None:
-    """Forked ranks: the same on every one."""
+    """Compare both code paths on a forked rank."""
     for expected, found in zip(*(trained(plan, place, apart=a) for a in (False, True)), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
 

@@ -1,4 +1,4 @@
-"""The bytes each ZeRO stage holds are those of the ZeRO paper (arXiv 1910.02054), plus declared padding."""
+"""The bytes that each ZeRO stage holds are those of the ZeRO paper (arXiv 1910.02054), plus declared padding."""
 
 import gc
 from typing import Any
@@ -57,7 +57,7 @@ def check(place: Place, plans: list[Plan], bytes_per_parameter: list[tuple[int, 
 @pytest.mark.broad
 @pytest.mark.parametrize("replicas", [{"data": 2}, {"data": 4}, {"data": 2, "context": 2}, {"data": 4, "shards": 2}])
 def test_bytes_per_parameter_are_those_of_the_paper(replicas: dict[str, int]) -> None:
-    """16 Psi, 4 Psi + 12 Psi/d, 2 Psi + 14 Psi/d, 16 Psi/d; with fp32 gradients 18 in place of 16. d: the sharers."""
+    """16 Psi, 4 Psi + 12 Psi/d, 2 Psi + 14 Psi/d, 16 Psi/d; with fp32 gradients 18 instead of 16. d: sharing ranks."""
     whole = {name: n for name, n in replicas.items() if name != "shards"}
     plans = [
         small(**(replicas if zero else whole), zero=zero, precision=precision)
@@ -70,8 +70,8 @@ def test_bytes_per_parameter_are_those_of_the_paper(replicas: dict[str, int]) ->
 
 
 def bytes_held() -> int:
-    """Of all tensors of this process, each storage once. What earlier tests left must be gone before, or it goes in
-    between."""
+    """Return the bytes of all tensors of this process, each storage once. Garbage of earlier tests must be collected
+    before, or it is freed between two calls."""
     found = (x.untyped_storage() for x in gc.get_objects() if type(x) in (torch.Tensor, torch.nn.Parameter))
     return sum({x._cdata: x.nbytes() for x in found if x.device.type == "cpu"}.values())
 
@@ -80,7 +80,7 @@ def bytes_held() -> int:
 def test_a_rank_that_keeps_slices_never_holds_the_whole_model_not_even_at_first(
     monkeypatch: pytest.MonkeyPatch, weights: str
 ) -> None:
-    """Only the slices, the bucket that is filled, and what fills it; or a model that fits could not begin."""
+    """It holds only the slices, the bucket being filled and its source; otherwise a model that fits could not start."""
     plan = small(data=8, zero=3, model={"layers": 24}, precision={"weights": weights})
     gc.collect()
     held, before, init = [], bytes_held(), Bucket.__init__
@@ -99,7 +99,7 @@ def test_a_rank_that_keeps_slices_never_holds_the_whole_model_not_even_at_first(
 @pytest.mark.parametrize("zero", [0, 1, 3])
 @pytest.mark.parametrize("rank", range(4))
 def test_a_rank_keeps_what_is_predicted_and_no_tensor_besides(zero: int, rank: int) -> None:
-    """Also those that hold copies, which the norm does not count: of the tied table, or of what tensor ranks share."""
+    """This includes copies that the norm does not count: the tied table, and parameters that tensor ranks share."""
     plan = small(tensor=2, pipeline=2, data=2, zero=zero, precision={"weights": "bf16"})
     gc.collect()
     before = bytes_held()

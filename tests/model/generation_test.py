@@ -1,4 +1,4 @@
-"""Texts written side by side, with a cache, are those that are written alone, each token read anew."""
+"""Texts generated in a batch with a cache equal texts generated one by one without a cache."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -42,7 +42,7 @@ GREEDY = Choice(0.0, 0, 1.0, 0)
 
 
 def model_of(shape: dict[str, Any], mesh: Mesh | None = None) -> WholeModel:
-    """Its weights are so wide that what a token sees decides which is the next."""
+    """Return a model with weights so large that the next token depends on what is attended to."""
     shape = {"layers": 3, "sequence": 24, "init_std": 0.6, **shape}
     plan = small(model=shape)
     model = WholeModel(plan.model, precision="fp64", mesh=mesh)
@@ -62,7 +62,8 @@ def prompts(model: ModelShape, lengths: Sequence[int]) -> list[list[int]]:
 
 
 def drafts_of(model: ModelShape) -> list[Draft]:
-    """Of other lengths, that end after other numbers of tokens, two by what they drew, two with one prompt."""
+    """Return drafts of different lengths, ending after different numbers of tokens, two by what they drew, two with one
+    prompt."""
     texts = prompts(model, (3, 7, 1, 5, 9, 4))
     texts.append(texts[1])
     limits = (2, 12, 5, 1, 9, 15, 7)
@@ -74,7 +75,7 @@ def drafts_of(model: ModelShape) -> list[Draft]:
 
 
 def alone(model: WholeModel, draft: Draft) -> list[int]:
-    """Its tokens, each from the logits of all that stands before it, without a cache."""
+    """Return the tokens of a draft, each from the logits of the full text before it, without a cache."""
     while draft.goes_on:
         logits = model.logits([draft.text[-model.model.sequence :]])[0, -1:]
         logits = penalised(logits, [draft.text], [draft.choice.repetition_penalty])[0]
@@ -108,7 +109,7 @@ def test_texts_that_are_all_drawn_at_temperature_1_are_those_drawn_alone() -> No
 
 
 def written_on_ranks(place: Place, shape: str, degrees: dict[str, int], expected: list[list[int]]) -> None:
-    """Every rank of a pipeline has all texts; those of the tensor axis compute parts of each."""
+    """Write the texts on ranks: every pipeline rank has all texts, and tensor ranks compute parts of each."""
     layout = Layout(**degrees)
     mesh = Mesh.connect(layout, place.rank, place.world_size)
     model = model_of(SHAPES[shape], mesh)
@@ -149,7 +150,7 @@ def test_a_penalty_counts_the_prompt_and_what_was_drawn() -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 @torch.inference_mode()
 def test_rows_that_stay_in_the_cache_keep_their_keys_values_and_places(shape: str) -> None:
-    """Hidden states, not only the likeliest tokens: rows of other lengths, of which the middle one ends first."""
+    """Hidden states are compared, not only the likeliest tokens. Rows differ in length; the middle one ends first."""
     model = model_of(SHAPES[shape])
     texts = prompts(model.model, (3, 6, 5))
     more = prompts(model.model, (4, 4, 4))

@@ -1,4 +1,4 @@
-"""Log-probabilities of narrow weights."""
+"""Log-probabilities from 16-bit weights."""
 
 from types import SimpleNamespace
 
@@ -18,7 +18,7 @@ HEAD = SimpleNamespace(product=F.linear, finished=lambda scores: scores)
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_a_probability_is_at_most_one_and_that_of_the_softmax(dtype: torch.dtype) -> None:
-    """Of sure predictions, where the sum of rounded logits may be less than the target's own."""
+    """Predictions are confident, so that a sum of rounded exponentials may be less than the target's own."""
     torch.manual_seed(0)
     x, table = torch.randn(400, 64), torch.randn(500, 64) * 0.4
     targets = (x @ table.T).argmax(-1)
@@ -57,7 +57,7 @@ def test_the_likeliest_of_a_vocabulary_in_blocks_is_the_first_of_equals(monkeypa
 
 @ranks(3)
 def test_tensor_ranks_find_what_one_process_finds(place: Place) -> None:
-    """Of a vocabulary that the last rank pads, with an id of which each rank has a part."""
+    """The last rank pads the vocabulary, and every rank has some of the targets."""
     torch.manual_seed(0)
     x, table, rows = torch.randn(9, 16).double(), torch.randn(30, 16).double(), torch.arange(9)
     targets = torch.tensor([0, 9, 10, 19, 20, 27, 27, 5, 13])

@@ -21,12 +21,12 @@ def experts(**more: Any) -> Experts:
 
 
 def loads(layers: int = 1, scale: float = 1.0) -> Loads:
-    """Of a batch of one micro-batch, on one rank."""
+    """Return the loads of a batch of one micro-batch on one rank."""
     return Loads(Averaging(S, S * B, layers, scale, ALONE, ALONE), B)
 
 
 def routed(of: Loads, layer: int, asked: Experts, logits: Tensor) -> Tensor:
-    """Return the logits as the router goes on with them, when it has counted what it chose."""
+    """Return the logits that the router passes on after counting its choices."""
     router = of.router(layer, asked)
     attached = router.attached(logits)
     scores = attached.detach().softmax(-1) if asked.scores == "softmax" else attached.detach().sigmoid()
@@ -41,7 +41,7 @@ def drawn(layers: int = 1) -> list[Tensor]:
 
 
 def value_and_slopes(asked: Experts, logits: list[Tensor], scale: float = 1.0) -> tuple[float, list[Tensor]]:
-    """The values that are told, and the gradients that a backward of nothing else leaves."""
+    """Return the reported loss, and the gradients that a backward of this loss alone leaves."""
     of = loads(len(logits), scale)
     attached = [routed(of, n, asked, each) for n, each in enumerate(logits)]
     slopes = torch.autograd.grad(sum((0 * each).sum() for each in attached), logits)
@@ -51,7 +51,7 @@ def value_and_slopes(asked: Experts, logits: list[Tensor], scale: float = 1.0) -
 
 
 def megatron(asked: Experts, logits: list[Tensor]) -> Tensor:
-    """switch_load_balancing_loss_func of Megatron-LM, of each layer: sum of E / (k T^2) tokens P, times a."""
+    """Return switch_load_balancing_loss_func of Megatron-LM summed over layers: a E / (k T^2) sum(tokens P)."""
     found = torch.zeros((), dtype=torch.float64)
     for each in logits:
         scores = each.softmax(-1) if asked.scores == "softmax" else each.sigmoid()
@@ -66,7 +66,7 @@ def megatron(asked: Experts, logits: list[Tensor]) -> Tensor:
 
 
 def _sets(asked: Experts, tokens: int) -> list[Tensor]:
-    """Tokens are in the order of positions, and then of sequences."""
+    """Return the sets of tokens that are balanced. Tokens are ordered by position, then by sequence."""
     numbers = torch.arange(tokens)
     return [numbers[numbers % B == b] for b in range(B)] if asked.balance_scope == "sequence" else [numbers]
 

@@ -1,5 +1,5 @@
-"""A row-split product in chunks is the uncut one, forward and backward, for any number of chunks; also where what it
-reads is computed again."""
+"""A row-split product in chunks equals the uncut one, forward and backward, for any number of chunks, also if its input
+is computed again."""
 
 import itertools
 from collections.abc import Callable
@@ -20,12 +20,12 @@ CHUNKS = (2, 3, 4, 5, 12, 100)
 
 
 def whole_numbers(generator: torch.Generator, *shape: int) -> torch.Tensor:
-    """Sums of products of such numbers are exact, whatever their order."""
+    """Draw integers, whose sums of products are exact in any order."""
     return torch.randint(-9, 10, shape, generator=generator).double()
 
 
 class Square:
-    """An activation function whose numbers stay whole."""
+    """An activation function that maps integers to integers."""
 
     def value(self, x: torch.Tensor) -> torch.Tensor:
         return x * x
@@ -37,7 +37,7 @@ class Square:
 def outcome(
     region: Region, x: torch.Tensor, values: torch.Tensor, grad: torch.Tensor, *, again: bool = False
 ) -> list[torch.Tensor]:
-    """The product of squares, and the gradients of what is squared and of the weight, which may be put off."""
+    """Return the product of squares, and the gradients of the input and of the weight; the latter may be deferred."""
     x, weight = x.clone().requires_grad_(), torch.nn.Parameter(values.clone())
     y = region.row_product(x, weight, Square()) if again else region.row_product(x * x, weight)
     backward(y, grad, region.weight_gradients)
@@ -52,7 +52,7 @@ def test_any_number_of_chunks_gives_exactly_the_uncut_product(place: Place) -> N
     x, values = whole_numbers(mine, POSITIONS, SEQUENCES, INPUTS), whole_numbers(mine, OUTPUTS, INPUTS)
     for split in (False, True):
         here = POSITIONS // place.world_size if split else POSITIONS
-        # Where every rank has the whole sum, they all have the same gradient of it.
+        # If every rank has the full sum, all have the same gradient of it.
         shared = torch.Generator().manual_seed(place.rank if split else 99)
         grad = whole_numbers(shared, here, SEQUENCES, OUTPUTS)
         for separate in (False, True):

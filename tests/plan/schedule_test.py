@@ -85,7 +85,7 @@ def test_any_legal_reordering_of_a_schedule_still_cannot_deadlock(p: int, k: int
     try:
         list(rounds(shuffled))
     except ConfigError:
-        return  # the swap broke a dependence, and is refused
+        return  # the swap broke a dependency and is rejected
     assert finishes_under_rendezvous(with_transfers(shuffled))
 
 
@@ -100,7 +100,7 @@ HEADS = (1, 4, 8, 16)  # eighths of a stage
 
 
 def seconds_of_heads(schedule: Schedule, head: int, *, alone: bool) -> float:
-    """Of a table whose last stage is the head alone, or has it besides its layers; a stage takes 8."""
+    """Return the seconds of a table whose last stage is the head alone, or layers and the head; layers take 8."""
     last = last_stage(schedule)
     return simulate(schedule, lambda a: head + 8 * (not alone) if a.stage == last else 8).duration
 
@@ -120,7 +120,7 @@ def test_heads_in_turns_go_round_and_a_rank_holds_one_and_two_activations_more_t
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("p", range(2, 9))
 def test_heads_in_turns_leave_every_rank_about_the_same_work_and_little_waiting(p: int, head: int) -> None:
-    """Of long steps less than a twentieth is not work, where ZB-V's other ranks wait for the one with the head."""
+    """In a long step ranks are idle for less than a twentieth; in ZB-V the others wait for the rank with the head."""
     m = 8 * p
     turns = make_schedule("zb-turns", pipeline=p, micro_batches=m, chunks=2, head=head)
     work = 3 * m * (2 * p * 8 + head) / p
@@ -134,7 +134,7 @@ def test_the_length_of_the_head_is_its_share_of_a_stage() -> None:
         shape = small(pipeline=2, model={"layers": 4, "hidden": 256, "heads": 4, **model}).model
         return head_length(shape, 4)
 
-    # A layer of hidden 256 has about 12 x 256 squares, a head as many columns as words.
+    # A layer of hidden 256 has about 12 x 256² weights, a head 256 for each word of the vocabulary.
     assert eighths(vocabulary=12 * 256) == 8
     assert eighths(vocabulary=6 * 256) == 4
     assert eighths(vocabulary=12 * 256, layers=8) == 4
@@ -142,7 +142,7 @@ def test_the_length_of_the_head_is_its_share_of_a_stage() -> None:
 
 
 def largest_held(row: Row) -> int:
-    """Most stage activations a rank holds at once."""
+    """Return the most stage activations that a rank holds at once."""
     return max(map(sum, peak_counts_of(row)))
 
 
@@ -162,13 +162,13 @@ def test_zero_bubble_schedules_hold_no_more_than_1f1b_and_idle_for_p_minus_1(p: 
         assert unit_seconds(one_forward_one_backward(p, m)) == 3 * m + 3 * (p - 1)
         if p > 1:
             v = zero_bubble_v(p, m)
-            assert set(map(largest_held, v)) == {2 * p}  # chunks are half as large, so as much as 1F1B's p
+            assert set(map(largest_held, v)) == {2 * p}  # chunks are half as large, so this equals 1F1B's p
             assert unit_seconds(v) == 6 * m + p - 1
 
 
 @pytest.mark.parametrize("p", range(1, 7))
 def test_1f1b_in_two_parts_holds_what_1f1b_holds_and_idles_for_2_p_minus_1(p: int) -> None:
-    """With F = I = W = 1: the drain no longer waits for weight gradients."""
+    """F = I = W = 1. The drain no longer waits for weight gradients."""
     for m in (2 * p, 2 * p + 3):
         split, whole = table("1f1b-split", p, m, 1), one_forward_one_backward(p, m)
         assert [largest_held(row) for row in split] == [largest_held(row) for row in whole]
@@ -183,7 +183,7 @@ def test_1f1b_in_two_parts_is_the_order_of_1f1b() -> None:
 
 
 def unit_seconds(schedule: Schedule) -> int:
-    """Duration when F, I and W take 1 and B takes 2."""
+    """Return the duration if F, I and W take 1 and B takes 2."""
     last, split = last_stage(schedule), is_split(schedule)
     rank_of = {a: r for r, row in enumerate(schedule) for a in row}
     end: dict[Action, int] = {}
@@ -222,7 +222,7 @@ def test_a_rendered_schedule_reads_as_in_the_papers() -> None:
 
 
 def finishes_under_rendezvous(program: Program) -> bool:
-    """Execute with sends that block until received, checking that inputs are there when an action starts."""
+    """Return whether a program finishes if sends block until received. An action's inputs must precede it."""
     schedule = tuple(tuple(e for e in row if isinstance(e, Action)) for row in program)
     last, split = last_stage(schedule), is_split(schedule)
     position = [0] * len(program)

@@ -47,7 +47,7 @@ WIDE = {
 
 
 def every_legal_plan(plan: Plan, ranks: int, node: int):
-    """By loops, and Plan.check; choices that can do nothing are made once."""
+    """Yield all legal plans by loops and Plan.check; choices without an effect are made once."""
     powers = [n for n in range(1, ranks + 1) if ranks % n == 0]
     kinds = (("1f1b", 1), ("interleaved", 2), ("zb-h1", 1), ("zb-v", 2))
     for tensor, pipeline, data, context in itertools.product(powers, powers, powers, SPACE.context):
@@ -78,18 +78,18 @@ def every_legal_plan(plan: Plan, ranks: int, node: int):
 
 @cache
 def held(plan: Plan) -> float:
-    """Bytes of the rank that holds most; the same plans are asked for in every search."""
+    """Return the bytes of the fullest rank; cached, because every search needs the same plans."""
     return worst_rank(plan)[1].total
 
 
 @cache
 def seconds(plan: Plan, name: str) -> float:
-    """Of a step, whatever memory the machine has: most plans are asked for in every search."""
+    """Return the seconds of a step, whatever memory the machine has; cached, because every search needs most plans."""
     return estimate(plan, MACHINES[name]).seconds
 
 
 def lean(plan: Plan, limit: float) -> Plan | None:
-    """The plan with the least computed again with which it fits, as docs/planning.md says it; None where none does."""
+    """Return the plan with the least recompute with which it fits, as docs/planning.md says; None if it never fits."""
 
     def with_(**recompute) -> Plan:
         return plan.model_copy(update={"recompute": Recompute(**recompute)})
@@ -116,7 +116,7 @@ def lean(plan: Plan, limit: float) -> Plan | None:
     ],
 )
 def test_a_search_finds_and_orders_what_is_found_one_by_one(name, share):
-    """share: of the plans, as many hold no more than the memory before anything is computed again for it."""
+    """share: the fraction of plans that fit into the memory before any more is recomputed."""
     plan = small(model=WIDE, layout={"tensor": 1, "pipeline": 1, "data": 8}, precision={"weights": "bf16"})
     machine, node = MACHINES[name], 2 if name == "nodes" else 8
     legal = list(every_legal_plan(plan, 8, node))

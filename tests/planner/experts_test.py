@@ -69,7 +69,7 @@ def test_rows_of_a_search_cost_what_their_plans_cost():
 
 
 def test_the_fastest_plan_of_many_experts_divides_them():
-    """Their state does not fit on a rank that has all of them."""
+    """The state of all experts does not fit on one rank."""
     large = {"experts": {"count": 64, "columns": 4096}, "layers": 16}
     best = found(SPACE, model=large, batch={"sequences": 256}).ranking.winners(1)[0]
     assert best.plan.layout.expert > 1

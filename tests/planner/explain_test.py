@@ -89,7 +89,7 @@ def test_the_standing_of_the_runs_own_plan_does_not_depend_on_the_order_of_ranks
 
 
 def test_only_a_plan_that_the_search_tries_has_a_number_in_it():
-    """Its ramp is no choice of a search; other layers in a stage are, and so is a compiler that it is not for."""
+    """The ramp does not matter, as no search chooses it. Another partition, or compilation, is outside the space."""
     subject = Subject(small().model, 32, small().precision)
     ranking = search(subject, this_machine(2, 8 * GIB), 8, TRIED).ranking
     standing = {}
@@ -113,7 +113,7 @@ def test_a_layout_of_one_rank_may_name_no_axis():
 
 
 def test_rows_that_are_given_are_shown_as_they_are():
-    """They are the table of one batch: there is no shorter step. Whether the backward is split, they say."""
+    """Given rows are the table of one batch, so there is no shorter step. They say whether the backward is split."""
     for name, split in (("1f1b", False), ("zb-h1", True)):
         of_named = small(batch={"sequences": 128}, schedule=name)
         rows = render(of_named.schedule_table()).splitlines()
@@ -184,7 +184,7 @@ def test_a_long_step_is_drawn_by_its_first_micro_batches():
 @pytest.mark.parametrize("schedule", [*SCHEDULE_NAMES, "zb-turns"])
 @pytest.mark.parametrize("micro_batches", (4, 40))
 def test_a_bubble_is_that_of_the_whole_table(schedule, micro_batches):
-    """To the last digit, although of a long step only a part is simulated."""
+    """It is equal to the last digit, although only a part of a long step is simulated."""
     chunks = 2 if schedule in ("interleaved", "zb-v", "zb-turns") else 1
     layout = {"tensor": 1, "pipeline": 2, "data": 1, "chunks": chunks}
     plan = small(schedule=schedule, layout=layout, batch={"sequences": micro_batches, "micro": 1})

@@ -1,4 +1,4 @@
-"""Plans compute again as little as their memory allows."""
+"""Plans recompute as little as their memory allows."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def tall_search(megabytes, space=SPACE, **over):
 
 @pytest.fixture(scope="module")
 def tight():
-    """So little memory that every kind of plan is among those that fit."""
+    """Return a search with so little memory that every kind of plan is among those that fit."""
     return tall_search(97)
 
 
@@ -41,7 +41,7 @@ def test_some_plans_fit_as_they_are_and_some_by_each_means(tight):
 
 
 def test_what_a_plan_computes_again_is_the_least_with_which_it_fits(tight):
-    """Beside every choice tried for every plan."""
+    """The choice is compared with every other one, for every plan."""
     assert_least(tight.enumerated.candidates, tight.ranking.priced.memory_limit)
 
 
@@ -74,7 +74,7 @@ def assert_least(legal, limit):
             again = plain[row] > limit and function[row] < plain[row]
             assert choice == (1, again) and held == (function if again else plain)[row]
             continue
-        # The fewest layers; of two ways to so many, the one that leaves the function be.
+        # The fewest layers are recomputed; of two such choices, the one that keeps the activation function's output.
         fewest = max((c for c in every if every[c][row] <= limit), key=lambda c: (c[0], -c[1]), default=(1, 0))
         wanted = (1, 0) if whole[row] <= limit else fewest
         assert choice == wanted and held == every[wanted][row]
@@ -101,7 +101,7 @@ def test_the_figures_of_a_row_are_those_of_the_memory_and_the_estimate_of_its_pl
 
 
 def test_the_seconds_of_uneven_stages_are_those_of_the_estimate():
-    """Three layers a stage, of which every second is recomputed: one or two of them."""
+    """A stage has three layers, of which every second is recomputed: one or two of them."""
     space = SearchSpace(micro=(1,), context=(1,), zero=(1,), sequence_parallel=(True,), recompute=("layer",))
     found = search(subject_of(MT_NLG_PLAN), machine_named("dgx-a100-40").with_nodes(280), 2240, space)
     fitting = found.ranking.priced.candidates.take(found.ranking.priced.fitting)
@@ -146,7 +146,7 @@ def test_the_text_and_the_tree_of_a_leaner_plan_tell_what_it_computes_again(tigh
     (
         ({"mode": "layer", "every": 3}, 180),
         ({"activation_function": True}, 180),
-        ({"mode": "layer"}, 75),  # where half of the layers would fit
+        ({"mode": "layer"}, 75),  # half of the layers would fit
     ),
 )
 def test_a_near_miss_of_one_plan_keeps_what_the_plan_computes_again(recompute, gigabytes):

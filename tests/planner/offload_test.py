@@ -1,4 +1,4 @@
-"""Offload as the planner sees it: its price, the memory of hosts, and when a search tries it."""
+"""Offload in the planner: its price, the memory of hosts, and when a search tries it."""
 
 import math
 
@@ -17,13 +17,13 @@ from trivium.planner.search import best_search
 H100 = machine_named("dgx-h100")
 GPT = Plan.from_preset("gpt-1.3b", "precision.weights=bf16", "layout.data=1", "batch.sequences=64")
 BOTH = GPT.model_copy(update={"offload": Offload(optimizer=1.0, activations=1.0)})
-# Of a size that few GPUs hold.
+# Models of a size that few GPUs hold.
 SPACE = SearchSpace(context=(1,), micro=(1,), schedules=("1f1b",), recompute=("none", "layer"), finalists=5)
 LARGE = Plan.from_preset("gpt-1.3b", "precision.weights=bf16", "batch.sequences=8", "model.layers=150")
 
 
 def linked(bandwidth: float, host_memory: int = 10**13) -> Machine:
-    """Return a machine whose devices reach their host at so many bytes per second."""
+    """Return a machine whose link between a device and its host has this bandwidth, in bytes per second."""
     link = Link(bandwidth=bandwidth, efficiency=1.0, latency_seconds=0.0)
     return H100.model_copy(update={"host_link": link, "host_memory_bytes": host_memory})
 

@@ -101,7 +101,7 @@ def test_a_search_for_energy_finds_the_plan_with_least_of_all_simulated_in_full(
 
 
 def test_a_compiled_plan_is_searched_for_as_one():
-    """It is faster on accelerators, its closed form too, and no search turns it into one that is not."""
+    """It is faster on GPUs, also by the closed form, and no search turns it into one that is not compiled."""
     eager = small_search(machine=SELENE.with_nodes(1), precision={"weights": "bf16"})
     found, plain = (each.ranking.winners(1)[0] for each in (compiled_search(), eager))
     assert found.plan.compiled and not plain.plan.compiled
@@ -113,7 +113,7 @@ def test_a_compiled_plan_is_searched_for_as_one():
 
 
 def test_a_recorded_plan_is_searched_for_as_one():
-    """Where its kernels are short it is faster on accelerators, and on processors as it is unrecorded."""
+    """It is faster on GPUs if its kernels are short, and on CPUs as fast as without CUDA graphs."""
     eager = small_search(machine=SELENE.with_nodes(1), precision={"weights": "bf16"})
     found, plain = (each.ranking.winners(1)[0] for each in (recorded_search(), eager))
     assert found.plan.cuda_graphs and not plain.plan.cuda_graphs
@@ -123,7 +123,7 @@ def test_a_recorded_plan_is_searched_for_as_one():
 
 
 def test_the_memory_of_every_row_is_that_of_its_plans_worst_rank():
-    """Up to the padding of flat buffers, which the arithmetic over arrays leaves out."""
+    """They agree up to the padding of flat buffers, which the arithmetic over arrays omits."""
     narrow = {"weights": "bf16"}
     searches = (
         (small_search(precision=narrow), 60),
@@ -147,7 +147,7 @@ def test_for_mt_nlg_the_search_keeps_tensor_inside_the_node_and_beats_the_publis
 
 
 def test_batches_are_ranked_by_the_time_of_a_sequence():
-    """Of one layout with two batches, the larger fills the same pipeline as long, for more sequences."""
+    """With one layout, the larger of two batches fills the pipeline in the same time, for more sequences."""
     found = small_search(space=SearchSpace(pipeline=(4,), tensor=(1,), zero=(1,), context=(1,), micro=(1,)))
     candidates = found.enumerated.candidates
     both = Candidates(

@@ -1,4 +1,4 @@
-"""A host that cannot run a training is told before anything starts, with settings that it can run."""
+"""A training that this host cannot run is rejected before anything starts, with settings that it can run."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The processes of `trivium serve --tp 2`: how they end, and what their clients then see."""
+"""The processes of `trivium serve --tp 2`: how they end, and what their clients then receive."""
 
 import contextlib
 import json
@@ -37,7 +37,7 @@ def serving(folder):
 
 
 def stream(address, tokens):
-    """Start a stream of so many tokens, and return its lines after the first token."""
+    """Start a stream of `tokens` tokens, and return its lines after the first token."""
     body = {"prompt": "The", "max_tokens": tokens, "temperature": 0, "stream": True}
     body["logit_bias"] = {str(TOKENIZER.end_of_text): -100}
     lines = requests.post(f"{address}v1/completions", json=body, stream=True, timeout=100).iter_lines()

@@ -22,7 +22,7 @@ ANSWERS = {
 
 
 def member(root: Path, size: str, steps: int, batch: str = "same") -> Member:
-    """Write what a run of so many steps leaves."""
+    """Write the files that a run of `steps` steps leaves."""
     run = root / size
     (run / "training").mkdir(parents=True)
     lines = [

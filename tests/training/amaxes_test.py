@@ -1,4 +1,4 @@
-"""Delayed scales are part of the state: a resumed training goes on with the same bits."""
+"""Delayed scales are part of the state: a resumed training continues with the same bits."""
 
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,7 @@ def test_history_of_another_length_keeps_the_newest_steps(tmp_path: Path, histor
 
 
 def test_training_in_other_products_begins_a_history(tmp_path: Path) -> None:
-    """From bf16 to 8 bits, and back: the state that the other does not have is left."""
+    """After a change from bf16 to 8 bits or back, state that the other dtype does not have is ignored."""
     plan = delayed()
     exact = plan.model_copy(update={"precision": plan.precision.model_copy(update={"float8": None})})
     for first, second in ((exact, plan), (plan, exact)):

@@ -68,7 +68,7 @@ def rates(out: Path) -> dict[int, float]:
 
 
 def batches(out: Path) -> dict[int, str]:
-    """The hash of what every step read, on whatever ranks."""
+    """Return the hash of what each step read, independent of the ranks."""
     return {m["step"]: m["batch_hash"] for m in read(out / METRICS) if "batch_hash" in m}
 
 
@@ -90,7 +90,7 @@ def test_a_training_that_moves_to_another_layout_is_the_same_training(tokens: Pa
 
 
 def hashes(out: Path, step: int) -> dict[str, Any]:
-    """sha256 of every file of weights and moments."""
+    """Return the sha256 of every file of weights and moments."""
     (path,) = (p for p in published(out / CHECKPOINTS) if step_of(p.name) == step)
     checkpoint = Checkpoint.open(path)
     checkpoint.verify()
@@ -187,7 +187,7 @@ def test_failed_write_is_reported_after_the_next_step(tokens: Path, tmp_path: Pa
 
         def advance(self, *, wait: bool = False) -> bool:
             self.looks += 1
-            self._thread.join()  # whatever fails has failed
+            self._thread.join()  # an error would have occurred by now
             try:
                 return super().advance(wait=wait)
             except CheckpointError:
@@ -233,7 +233,7 @@ OTHER = {
 
 
 def test_other_blend_of_the_same_shards_is_rejected_with_a_diff(tokens: Path, tmp_path: Path) -> None:
-    """No hash of a file tells of them, and the samples that follow would be others: some twice, some never."""
+    """No hash of a file shows the weights of sources, and the samples would differ: some are read twice, some never."""
     start(job(tokens, tmp_path / "a", plan(), steps=3))
     there = shutil.copytree(tokens, tmp_path / "tokens")
     manifest = json.loads((there / "manifest.json").read_text())
@@ -315,7 +315,7 @@ def test_state_continues_with_another_learning_rate_and_from_its_own_checkpoints
 def test_final_decay_branched_off_a_stable_training_equals_one_planned_from_the_start(
     tokens: Path, tmp_path: Path
 ) -> None:
-    """As users of warm-up-stable-decay do: train without an end, and decay from any checkpoint of it."""
+    """This is how warm-up-stable-decay is used: train without an end, and decay from any checkpoint."""
     step = 8 * 8  # tokens
     stable = {"decay": "constant", "warmup_tokens": step, "checkpoint_every": 2, "keep_last": 9}
     start(job(tokens, tmp_path / "stable", plan(), steps=6, **stable))
@@ -358,7 +358,7 @@ def test_state_that_saw_skipped_samples_is_rejected() -> None:
 def test_first_rank_may_delete_longer_than_the_timeout_of_a_collective(
     tokens: Path, tmp_path: Path, monkeypatch
 ) -> None:
-    """As the thousands of files of a checkpoint do."""
+    """The thousands of files of a checkpoint can take that long."""
     monkeypatch.setattr(loop, "drop_abandoned", lambda root, entries: time.sleep(2.0))
     supervision = {"timeout_seconds": 1.0}
     start(job(tokens, tmp_path, plan(data=2), steps=2, restarts=0, supervision=supervision))
@@ -368,7 +368,7 @@ def test_first_rank_may_delete_longer_than_the_timeout_of_a_collective(
 def test_rank_may_read_a_checkpoint_longer_than_the_timeout_of_a_collective(
     tokens: Path, tmp_path: Path, monkeypatch, begins: str
 ) -> None:
-    """As on a host whose file system is slow."""
+    """A slow file system can take that long."""
     patience: dict[str, Any] = {"restarts": 0, "supervision": {"timeout_seconds": 1.0}, "decay_tokens": 1000}
     start(job(tokens, tmp_path / "run", plan(data=2), steps=2, **patience))
     reads = getattr(loop, begins)
@@ -400,7 +400,7 @@ def test_run_keeps_the_hash_of_the_weights_beside_which_its_adapters_are_trained
     bare = plan()
     adapted = bare.model_copy(update={"model": bare.model.model_copy(update={"adapters": (AdapterGroup(),)})})
     tuning = job(tokens, tmp_path / "tuned", adapted, steps=2, start_from=str(base))
-    for steps in (1, 2):  # the second goes on with the first
+    for steps in (1, 2):  # the second continues the first
         start(replace(tuning, until=steps))
         newest = read_manifest(published(tmp_path / "tuned" / "checkpoints")[-1])
         assert newest["step"] == steps and newest[BASE_HASH] == base_sha256(Checkpoint.open(base))

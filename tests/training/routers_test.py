@@ -58,7 +58,7 @@ def biases(of: Trainer) -> torch.Tensor:
 
 
 def router_gradients(of: Trainer, weights: np.ndarray | None = None) -> list[torch.Tensor]:
-    """Of losses of routers alone, where no target counts."""
+    """Return the gradients of the routers' weights after a step. weights: how much each target counts."""
     seen: dict[int, torch.Tensor] = {}
     of.optimizer.on_reduced = lambda number, gradient: seen.update({number: gradient.clone()})
     step(of, weights=weights)

@@ -1,4 +1,4 @@
-"""A training whose checkpoints are at a URL is the same training, and goes on from there on a machine without them."""
+"""A training whose checkpoints are at a URL is the same training, and resumes from there on a machine without them."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A z-loss is of training alone, and is told beside the loss; where there is none nothing is done for it."""
+"""A z-loss applies to training alone and is reported next to the loss; a model without one computes nothing for it."""
 
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ def batch(of: Trainer) -> Samples:
 
 
 def mean_by_logits(of: Trainer) -> float:
-    """Over the tokens of the batch that count, by logits that are written down."""
+    """Return the mean over the tokens of the batch that count, from materialised logits."""
     tokens = random_rows(of.plan)(0, of.plan.batch.sequences).tokens
     rows = torch.from_numpy(tokens.copy())
     with torch.no_grad():
@@ -56,7 +56,7 @@ def test_the_loss_that_is_told_is_that_without_one_and_gradients_are_of_both(wei
 
 
 def test_tokens_that_do_not_count_are_not_in_it() -> None:
-    """In a model in which a token's scores depend on nothing but itself, as blocks add nothing to it."""
+    """The blocks of the model add nothing, so that the scores of a token depend on that token alone."""
     here = trainer(Z, model={"documents": "apart", "end_of_text": 3, "layers": 1})
     for name, parameter in here.stages[0].named_parameters():
         if name.startswith(("layers", "embedding.positions")):

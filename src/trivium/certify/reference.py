@@ -1,6 +1,6 @@
-"""The reference of a certificate: what one process computes of a plan's work.
+"""The reference of a certificate: the result of a plan's work in one process.
 
-Layout, schedule, sharding and recompute do not enter, so plans with the same model and batches share a reference.
+Layout, schedule, sharding and recompute do not matter, so plans with the same model and batches share a reference.
 """
 
 from collections.abc import Callable
@@ -57,7 +57,7 @@ class Reference:
 
 
 def steps_of(plan: Plan, course: Course = SHORT) -> int:
-    """The steps of the course, or as many as a ramp needs to reach the full batch."""
+    """Return the steps of the course, or as many as a ramp needs to reach the full batch."""
     ramp = plan.batch.ramp
     if ramp is None:
         return course.steps
@@ -65,7 +65,7 @@ def steps_of(plan: Plan, course: Course = SHORT) -> int:
 
 
 def tokens_after(plan: Plan, course: Course) -> list[int]:
-    """The tokens that the training has consumed after each step."""
+    """Return the tokens that the training has consumed after each step."""
     return list(accumulate(size * plan.model.sequence for size in _sizes(plan, course)))
 
 
@@ -95,7 +95,7 @@ def validated(plan: Plan) -> int:
 
 
 def reference_key(plan: Plan, course: Course = SHORT) -> str:
-    """Equal keys: the same reference."""
+    """Return a key that is equal for plans with the same reference."""
     scopes = {e.balance_scope for e in plan.model.experts_by_layer.values() if e.balance_loss}
     float8 = plan.precision.float8
     micro = plan.batch.micro if "micro_batch" in scopes or float8 is not None else None
@@ -145,7 +145,7 @@ def weighted_rows(plan: Plan) -> Reader:
 
 
 def compute_reference(plan: Plan, course: Course = SHORT) -> Reference:
-    """Train the plain model on the plan's batches, each as one whole."""
+    """Train the plain model on the plan's batches, without micro-batches."""
     recipe = recipe_of(plan, course)
     initial, rules = first_weights(plan.model, SEED), rules_of(plan.model)
     weights = {k: w.clone() for k, w in initial.items()}
@@ -186,7 +186,7 @@ def compute_reference(plan: Plan, course: Course = SHORT) -> Reference:
 
 
 def write_reference(path: Path, reference: Reference) -> None:
-    """One safetensors file, read by every rank."""
+    """Write a reference to one safetensors file, which every rank reads."""
     scalars = {"norms": reference.norms, "validation": [reference.validation]}
     named = {
         **{f"losses/{k}": [step[k] for step in reference.losses] for k in reference.losses[0]},
@@ -228,7 +228,7 @@ def read_reference(path: Path) -> Reference:
 def _validation(plan: Plan, weights: Tensors, amaxes: Amaxes) -> float:
     text, counts = map(torch.from_numpy, random_text(plan, 0, validated(plan)))
     amaxes.collects = False
-    if plan.precision.float8 is not None:  # padding shares scales with other sequences: the last one again, uncounted
+    if plan.precision.float8 is not None:  # padding shares scales with others: repeat the last one, uncounted
         lacks = -len(text) % plan.validation_unit
         text = torch.cat([text, text[-1:].expand(lacks, -1)])
         counts = torch.cat([counts, torch.zeros(lacks, counts.shape[1], dtype=counts.dtype)])
@@ -240,7 +240,7 @@ def _validation(plan: Plan, weights: Tensors, amaxes: Amaxes) -> float:
 
 
 def _scaled(plan: Plan, sequences: int, amaxes: Amaxes) -> Scaled | None:
-    """Return how the linear layers of a plan multiply in a pass over so many sequences."""
+    """Return how the linear layers of a plan multiply in a pass over `sequences` sequences."""
     float8, micro, layout = plan.precision.float8, plan.batch.micro, plan.layout
     if float8 is None:
         return None

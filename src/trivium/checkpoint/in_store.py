@@ -1,6 +1,6 @@
 """Checkpoints at a URL: the same files as in a folder, without renaming, because object stores cannot rename.
 
-Every file has at most FILE_BYTES and is named by its sha256, so that a save which goes on after an interruption sends
+Every file has at most FILE_BYTES and is named by its sha256, so that a save that resumes after an interruption sends
 only what is missing. The manifest is written last, as one object, so that a step that has one is complete.
 """
 
@@ -21,7 +21,7 @@ from trivium.errors import CheckpointError
 from trivium.stores.remote import Location, Remote
 from trivium.untrusted import parse_json
 
-FILE_BYTES = 64 << 20  # of tensors in one file, which is in memory while it is sent
+FILE_BYTES = 64 << 20  # most bytes of tensors in a file, which is in memory while it is sent
 _HEADER_GUESS = 1 << 16  # bytes of a file that are read first; longer headers take a second request
 _DESCRIPTION = "part-{:05d}.json"
 
@@ -33,7 +33,7 @@ class InStore:
         self._final = final
 
     def prepare(self, needed: int) -> None:
-        """Do nothing: stores tell no room, and files that an interrupted save left are used."""
+        """Do nothing: stores report no free space, and files that an interrupted save left are used."""
 
     def write(self, rank: int, parts: Sequence[Part], cancelled: Callable[[], bool], alive: Callable[[], None]) -> None:
         """Send a rank's pieces in files that are not there yet, then a description of them for the manifest."""
@@ -70,7 +70,7 @@ class InStore:
 
 
 def remove(place: Location) -> None:
-    """Delete a checkpoint such that its name never refers to a part of it: at a URL, the manifest first."""
+    """Delete a checkpoint so that its name never refers to a part of it: at a URL, the manifest first."""
     if isinstance(place, Path):
         remove_folder(place)
         return

@@ -30,7 +30,7 @@ from trivium.stores.remote import Location
 from trivium.untrusted import read_json
 
 ReadBack = Literal["always", "never", "by size"]
-MOST_READ_BYTES = 1 << 30  # of a file that is read again by default
+MOST_READ_BYTES = 1 << 30  # larger files are not read back by default
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class OnDisk:
         write_text(self._partial / f"part-{rank:05d}.json", json.dumps(described))
 
     def publish(self, about: dict[str, Any], ranks: int) -> None:
-        """Make the checkpoint of what all ranks have written. On the first rank."""
+        """Publish the checkpoint that all ranks have written. On the first rank."""
         paths = [self._partial / f"part-{rank:05d}.json" for rank in range(ranks)]
         files = [read_json(path) for path in paths]
         for path in paths:
@@ -219,7 +219,7 @@ def write_manifest(partial: Path, about: dict[str, Any], files: Sequence[dict[st
 
 def recover(root: Location) -> None:
     """Remove or restore what a crash left under `root`. Only for the job that holds the run directory. In a store
-    nothing is done: the next save of a step goes on with the files that are there."""
+    it does nothing: the next save of a step uses the files that are there."""
     if not isinstance(root, Path) or not root.is_dir():
         return
     for path in sorted(root.glob(".step-*")):

@@ -60,7 +60,7 @@ def serve(
 
     keys = read_keys(Path(config.keys)) if config.keys else None
     with (
-        _listener(config) as place,  # first: a port that is taken is told before a model is read
+        _listener(config) as place,  # first, so that a port in use is reported before a model is read
         opened(target or out, adapter=adapter) as found,
     ):
         name = name_of((found.run or target or out).resolve())
@@ -78,7 +78,7 @@ def serve(
                 begin = writer.tokenizer.decode(writer.tokenizer.opening)
                 say(f"  prompts of text begin with {begin}, token ids are taken as given; lm_eval: add_bos_token=True")
             try:
-                with suppress(KeyboardInterrupt):  # the way to end it
+                with suppress(KeyboardInterrupt):  # Ctrl-C ends the server
                     server.run(sockets=[place])
             finally:  # uvicorn raises the signal that ended it again
                 worker.close()
@@ -119,8 +119,8 @@ def _answer_by_ranks(
 
 
 def uvicorn_options(config: ServeConfig) -> dict[str, Any]:
-    """How the server is run: a connection waits 5 seconds for the next request, no header says who asks, and when it is
-    to end, nobody who does not read an answer keeps it longer than a request may take."""
+    """Return the options of uvicorn: a connection waits 5 seconds for the next request, and headers do not identify
+    clients. At the end a client that does not read its answer delays it by at most the deadline of a request."""
     return {
         "log_level": "warning",
         "proxy_headers": False,
@@ -132,13 +132,13 @@ def uvicorn_options(config: ServeConfig) -> dict[str, Any]:
 
 
 def _listener(config: ServeConfig) -> socket.socket:
-    """A socket at the address of the config; MachineError where this machine has none to give."""
+    """Return a socket that listens at the configured address. Raises MachineError if it cannot listen there."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     place = socket.socket(family, socket.SOCK_STREAM)
     place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         place.bind((config.host, config.port))
-        place.listen()  # an address is taken by who listens there, not by who has bound it
+        place.listen()  # listening takes an address; binding alone does not
     except OSError as error:
         place.close()
         raise MachineError(

@@ -62,7 +62,7 @@ from trivium.units import counted
 from trivium.untrusted import read_bytes
 
 ANSWERS_ASKED = 200  # held-out answers that the model gives before and after the training
-SURVEYED = 64  # conversations with most text, whose tokens decide the length of the sequences
+SURVEYED = 64  # longest conversations, whose tokens decide the length of the sequences
 _LENGTH = "plan.model.sequence"
 
 app = App()
@@ -146,9 +146,9 @@ class Base(NamedTuple):
 @shows("seed", "plan", "training", "machine")
 @with_options_of(Asked)
 def tune(asked: Asked) -> None:
-    """Tune a model on conversations; an interrupted run goes on from its last checkpoint, in any layout.
+    """Tune a model on conversations; an interrupted run resumes from its last checkpoint, in any layout.
 
-    The result is a run like any other, which `trivium chat`, `report` and `checkpoint export` take.
+    The result is a run like any other, which `trivium chat`, `report` and `checkpoint export` accept.
     """
     method = method_named(asked.method)
     if asked.teacher is not None:
@@ -199,7 +199,7 @@ def _tune(asked: Asked, method: Method, given: Given, base: Base, teacher: Teach
 
 @contextmanager
 def _config_kept(at: Workspace) -> Iterator[None]:
-    """Leave the config of the run as it was: that of the conversations has no batch and no steps yet."""
+    """Restore the config of the run at the end: that of the conversations has no batch and no steps yet."""
     before = read_bytes(at.config) if at.config.is_file() else None
     try:
         yield
@@ -211,7 +211,7 @@ def _config_kept(at: Workspace) -> Iterator[None]:
 
 
 def _dry_run(asked: Asked, given: Given, stage: Stage, run: Run, teacher: Teacher | None) -> None:
-    """Say what would be trained, and on what; the tokens are written to a temporary folder."""
+    """Print what would be trained, and on what; the tokens are written to a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="trivium-tune-") as folder, progress_of(stage.name) as progress:
         manifest = stage.work(run, Path(folder), progress)
     given = fitted(given, manifest, asked)
@@ -293,7 +293,7 @@ def fitted(given: Given, manifest: Mapping[str, Any], asked: Asked) -> Given:
 
 
 class Source(NamedTuple):
-    """What a method learns from: how it is called, read, measured in characters and tokens, and written."""
+    """Data that a method learns from: its name, and how it is read, measured in characters and tokens, and written."""
 
     name: str
     read: Callable[[Path], Iterator[Any]]

@@ -35,7 +35,7 @@ Generation = Literal["ampere", "hopper", "blackwell", "cpu"]
 
 THIS_MACHINE = "this-machine"  # machines/this-machine.yaml, with the cores and memory that were found
 FOLDER = "cost/machines"  # in the package
-MEASURED = 2.0  # how far what is measured on a machine may be outside of what is believed possible of all
+MEASURED = 2.0  # a machine's measured constant may be outside the plausible range by this factor
 USABLE = 0.92  # share of a device's memory; allocator and libraries, which no estimate counts, need the rest
 
 
@@ -181,8 +181,8 @@ class Machine(Config):
         return share * self.memory_per_rank(ranks)
 
     def holds(self, device_bytes: Number, host_bytes: Number, ranks: int, share: float = USABLE) -> Any:
-        """Return whether a rank may hold so many bytes on its device and on its host, if `ranks` ranks run; for each
-        plan, if these are arrays. Where ranks share devices, both are one memory."""
+        """Return whether `device_bytes` and `host_bytes` fit on a rank's device and host, if `ranks` ranks run. Arrays
+        have one value per plan. Where ranks share devices, both are one memory."""
         limit = self.usable_memory(ranks, share)
         if self.sharing == "shared":
             return np.asarray(device_bytes) + host_bytes <= limit

@@ -1,4 +1,4 @@
-"""Adapters in the folders of PEFT: adapter_config.json beside adapter_model.safetensors.
+"""Adapters in PEFT's format: a folder with adapter_config.json and adapter_model.safetensors.
 
 Where we store several matrices as one, such as queries, keys and values of a Llama, PEFT may have an adapter of rank r
 for each. They are read as one adapter: their A lie one above the other, and B is block-diagonal, which computes the
@@ -61,9 +61,9 @@ _MUST: Mapping[str, tuple[Any, ...]] = MappingProxyType({
     "use_bdlora": (None, False),
     "arrow_config": (None,),
 })  # fmt: skip
-# Ways to begin that change the weights of the base, so that an adapter fits no base but the changed one.
+# Initialisations that change the weights of the base, so that an adapter fits only the changed base.
 _CHANGES_BASE = re.compile(r"pissa|olora|corda|loftq|lora_ga", re.IGNORECASE)
-MAX_PATTERN_CHARACTERS, MAX_REPEATS = 200, 3  # of a pattern of a file, whose matching then takes no time
+MAX_PATTERN_CHARACTERS, MAX_REPEATS = 200, 3  # limits of a pattern in a file, so that matching stays fast
 _REPEATED_GROUP, _REPEAT = re.compile(r"\)[*+{?]"), re.compile(r"[*+{]")
 
 
@@ -163,7 +163,7 @@ def read_adapters(folder: Path, model: ModelShape) -> Adapters:
 
 
 class _Read:
-    """A PEFT folder that is being read. used: the names of tensors that were taken."""
+    """A PEFT folder that is being read. used: the names of the tensors read so far."""
 
     def __init__(self, folder: Path, config: Tree, tensors: Mapping[str, Tensor]) -> None:
         self.folder, self.config, self.tensors = folder, config, tensors
@@ -222,7 +222,7 @@ class _Read:
         return None
 
     def _of_each(self, stack: Stack) -> tuple[Tensor, Tensor, float] | None:
-        """The same of the matrices of each expert. Of several ranks the largest is taken, and filled with zeros."""
+        """Return the same, from the matrices of each expert. If ranks differ, smaller ones are padded with zeros."""
         rows = stack.outputs // len(stack.of_each[0])
         every = [[self._module(name, rows, stack.inputs) for name in names] for names in stack.of_each]
         some = [module for found in every for module in found if module is not None]
@@ -308,7 +308,7 @@ class _Read:
 
 @dataclass
 class _Written:
-    """What a PEFT folder will have. ranks, alphas: by the name of a module."""
+    """The contents of a PEFT folder to be written. ranks, alphas: by the name of a module."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     ranks: dict[str, int] = field(default_factory=dict)
@@ -342,7 +342,7 @@ class _Written:
         for name, b, magnitude in zip(names, pieces, magnitudes, strict=True):
             used = b.any(dim=0)
             if not added["b"].any():
-                used = torch.ones_like(used)  # B has not been trained, and shows nothing
+                used = torch.ones_like(used)  # B has not been trained, so it shows nothing
             if not used.any():
                 if magnitude is None:
                     continue
@@ -354,7 +354,7 @@ class _Written:
                 self.tensors[f"{PREFIX}{name}.{MAGNITUDE}"] = magnitude.contiguous()
 
     def config(self, model: ModelShape, family: Family, kind: str, base: str) -> Tree:
-        """Return adapter_config.json. Ranks and alphas that differ from the most frequent are told by name."""
+        """Return adapter_config.json. Ranks and alphas that differ from the most frequent are listed by name."""
         rank, alpha = (Counter(values.values()).most_common(1)[0][0] for values in (self.ranks, self.alphas))
         rslora = all(group.settings.get("rslora", False) for group in model.adapters)
         dropouts = [group.made().dropout for group in model.adapters]
@@ -381,7 +381,7 @@ class _Written:
 
 def export_peft(source: Checkpoint, folder: str | Path, *, base: str = "") -> Path:
     """Write the adapters of a verified checkpoint as a PEFT folder, and return it. base: the name or path of the base
-    model, which the folder tells.
+    model, which is written to the folder.
 
     Raises ConfigError if the checkpoint has no adapters, or some that one PEFT folder cannot have together.
     """
@@ -419,12 +419,12 @@ def _given(values: Tensor) -> Tensor:
 
 
 def _kind(group: AdapterGroup) -> str:
-    """Return the kind of adapter as which PEFT has it: the noise of lora_ggpo is one of training alone."""
+    """Return PEFT's name for a kind of adapter. lora_ggpo becomes lora, because its noise affects training alone."""
     return "lora" if group.kind == "lora_ggpo" else group.kind
 
 
 def _named(source: Checkpoint) -> Tree:
-    """Return what a checkpoint tells of the folder that its base was imported from."""
+    """Return what a checkpoint records about the folder that its base was imported from."""
     found: Tree = source.manifest.get("imported_from", {})
     return found
 
@@ -436,7 +436,7 @@ def _family_of(source: Checkpoint, model: ModelShape) -> Family:
 
 
 def _family(model: ModelShape, tensors: Iterable[str]) -> Family:
-    """Return the family whose modules have adapters: several may compute the same, with other names."""
+    """Return the family whose modules have the adapters: several families differ in names alone."""
 
     def matches(family: Family) -> bool:
         names = (name.removesuffix(".weight") for twin in _linear_twins(model, family) for name in twin.theirs)
@@ -447,7 +447,7 @@ def _family(model: ModelShape, tensors: Iterable[str]) -> Family:
 
 
 def _linear_twins(model: ModelShape, family: Family) -> Iterator[Twin]:
-    """Yield the linear layers of a model without adapters, beside which there may be some."""
+    """Yield the linear layers of a model without adapters, which may have adapters."""
     for twin in twins(model, family):
         row = twin.ours
         if isinstance(row.owner, int) and row.is_linear and not row.by_expert:
@@ -460,20 +460,20 @@ def _short(twin: Twin) -> str:
 
 
 def _of_columns(twin: Twin, columns: int, family: Family, model: ModelShape) -> Twin:
-    """Return the twin of a matrix that has the outputs of this one and so many inputs, such as B."""
+    """Return the twin of a matrix that has the outputs of this one and `columns` inputs, such as B."""
     row = replace(twin.ours, shape=(*twin.ours.shape[:-1], columns))
     return twin_of(row, family.names(model)._replace(transposed=False))
 
 
 def _shape(there: Tensor, family: Family, model: ModelShape) -> tuple[int, int]:
-    """Return the outputs and inputs of a matrix of theirs."""
+    """Return the number of outputs and inputs of a matrix in their layout."""
     first, second = there.shape
     return (second, first) if family.names(model).transposed else (first, second)
 
 
 def _as_one(found: Sequence[_Module | None], outputs: Iterable[int], scale: float) -> tuple[Tensor, list[Tensor]]:
-    """Return A of several modules and the B of each, with this factor. One A may be that of all; otherwise they are one
-    above the other, and each B has zeros for the others' A."""
+    """Return A of several modules and the B of each, with this factor. If all have the same A, it is used once;
+    otherwise they are stacked, and each B has zeros for the others' A."""
     some = [module for module in found if module is not None]
     if len(some) == len(found) and all(x.scale == scale and torch.equal(x.a, some[0].a) for x in some):
         return some[0].a, [module.b for module in some]

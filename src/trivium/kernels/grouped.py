@@ -14,13 +14,13 @@ import torch
 from trivium.kernels.arithmetic import Arithmetic
 
 Tensor = torch.Tensor
-# Numbers that a processor computes with at once: in fp32 they fit into a cache.
+# Elements of a part on a CPU: in fp32 they fit into a cache.
 MAX_ELEMENTS_AT_ONCE = 1 << 19
 
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """Consecutive groups of rows. ends [G], int32: the row behind the last one of each group."""
+    """Consecutive groups of rows. ends [G], int32: the row after the last one of each group."""
 
     ends: Tensor
 
@@ -74,7 +74,7 @@ def parts_of(groups: Groups, elements: int, *, every: bool = False) -> list[Part
 
 
 def _joined(groups: list[tuple[int, slice]], most: float) -> Iterator[Part]:
-    """Yield parts of at most so many rows, unless one group has more."""
+    """Yield parts of at most `most` rows, unless one group has more."""
     here = groups[:1]
     for each in groups[1:]:
         if each[1].stop - here[0][1].start > most:

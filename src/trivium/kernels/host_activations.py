@@ -14,7 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from trivium.kernels.host import Lane, Mark, mark, on_host, wait
 
 Tensor = torch.Tensor
-ROOM = 1 << 21  # bytes of which the host's memory is taken in multiples
+ROOM = 1 << 21  # host memory is allocated in multiples of this many bytes
 
 
 class AtBackward(torch.autograd.Function):
@@ -41,20 +41,20 @@ class HostActivations:
         self.leaving: Kept | None = None
         self.forget_peaks()
         self._bytes = self._here = 0
-        self._free: list[Tensor] = []  # memory of the host that was used before: pinning takes long
+        self._free: list[Tensor] = []  # buffers on the host to use again, because pinning takes long
 
     def take(self, size: int) -> Tensor:
-        """Return bytes of the host's memory, at least so many."""
+        """Return a buffer of at least `size` bytes on the host."""
         large = [n for n, x in enumerate(self._free) if x.nbytes >= size]
         if large:
             return self._free.pop(min(large, key=lambda n: self._free[n].nbytes))
-        if self._free:  # all are too small, and one goes
+        if self._free:  # all are too small: one is replaced
             self.back.finish()
             self._free.pop()
         return on_host((-(-size // ROOM) * ROOM,), torch.uint8, self.device)
 
     def give(self, memory: Tensor) -> None:
-        """Take memory back that `take` returned. What was copied from it is awaited before anything is copied to it."""
+        """Take back a buffer of `take`. Copies from it finish before anything is copied to it."""
         self._free.append(memory)
 
     def forget_peaks(self) -> None:
@@ -65,8 +65,8 @@ class HostActivations:
         self, layer: Callable[[Tensor], Tensor], x: Tensor, weights: frozenset[int], before: "Kept | None"
     ) -> tuple[Tensor, "Kept"]:
         """Return layer(x), and what its backward needs, which is on the host. weights: identities of storages that stay
-        where they are. before: of the layer before, if that is on the host too."""
-        if before is None:  # the first layer of a micro-batch: those of the one before have left
+        where they are. before: the same of the previous layer, if that is on the host too."""
+        if before is None:  # the first layer of a micro-batch: those of the previous one were sent
             self.settle()
         kept = Kept(self, weights, before)
         (entered,) = AtBackward.apply(kept.drop, x)
@@ -77,13 +77,13 @@ class HostActivations:
         return left, kept
 
     def settle(self) -> None:
-        """Let the device wait until what was sent last is on the host, and free it here."""
+        """Let the device wait until the last copies to the host are done, and free their memory on the device."""
         if self.leaving is not None:
             self.leaving.sent()
             self.leaving = None
 
     def count(self, there: int, here: int) -> None:
-        """Count bytes that are on the host, and on the device, from now on."""
+        """Count bytes that are added on the host and on the device; negative: removed."""
         self._bytes, self._here = self._bytes + there, self._here + here
         self.peak, self.peak_here = max(self.peak, self._bytes), max(self.peak_here, self._here)
 
@@ -99,7 +99,7 @@ class _Place(NamedTuple):
 
 
 class Kept:
-    """What the backward of one layer needs of one micro-batch."""
+    """The tensors that the backward of one layer needs for one micro-batch."""
 
     def __init__(self, host: HostActivations, weights: frozenset[int], before: "Kept | None") -> None:
         self._host, self._weights, self._before = host, weights, before
@@ -111,7 +111,7 @@ class Kept:
         self.bytes = 0
 
     def pack(self, tensor: Tensor) -> Tensor | _Place:
-        """Keep a tensor's storage, which leaves when the forward of the layer ends."""
+        """Keep a tensor's storage, which is copied to the host when the forward of the layer ends."""
         storage = tensor.untyped_storage()
         identity = int(storage._cdata)
         if identity in self._weights or tensor.device != self._host.device:
@@ -131,7 +131,7 @@ class Kept:
         return found.set_(storage, packed.offset, packed.size, packed.stride)
 
     def send(self) -> None:
-        """Begin to copy all to the host."""
+        """Start copying all storages to the host."""
         host, self._numbers = self._host, {}
         self.bytes = sum(x.nbytes for x in self._here)
         self._memory = host.take(self.bytes)
@@ -142,13 +142,13 @@ class Kept:
         host.leaving = self
 
     def sent(self) -> None:
-        """Free on the device what was sent."""
+        """Free the storages on the device after `send`."""
         wait(self._moved)
         self._here = []
         self._host.count(0, -self.bytes)
 
     def fetch(self) -> None:
-        """Begin to copy all back, unless that was done."""
+        """Start copying all storages back, unless that was done."""
         self._host.settle()
         if not self._here and self._there:
             self._here = [torch.empty_like(x, device=self._host.device) for x in self._there]
@@ -156,14 +156,14 @@ class Kept:
             self._moved = self._host.back.copy(self._here, self._there, mark(self._host.device))
 
     def need(self) -> None:
-        """The backward of this layer begins."""
+        """Called when the backward of this layer begins."""
         self.fetch()
         wait(self._moved)
         if self._before is not None:
             self._before.fetch()
 
     def drop(self) -> None:
-        """The backward of this layer has ended."""
+        """Called when the backward of this layer has ended."""
         self._here, self._there, self._before = [], [], None
         self._host.give(self._memory)
         self._host.count(-self.bytes, -self.bytes)

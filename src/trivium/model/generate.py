@@ -22,7 +22,7 @@ from trivium.seeds import generator_for
 class Choice:
     """How the next token is chosen. temperature 0: the most likely one. top_k 0, top_p 1: from all.
 
-    repetition_penalty: of tokens that stand in the text already, see `penalised`; 1 is none.
+    repetition_penalty: applied to tokens that the text already has, see `penalised`; 1 is none.
     """
 
     temperature: float
@@ -33,7 +33,7 @@ class Choice:
 
 
 class Writing(Protocol):
-    """A text being written: its prompt with what was drawn, whether it goes on, and how many tokens may come."""
+    """A text being generated: prompt and tokens so far, whether it continues, and how many tokens may follow."""
 
     @property
     def text(self) -> list[int]: ...
@@ -44,7 +44,7 @@ class Writing(Protocol):
 
 
 AnyWriting = TypeVar("AnyWriting", bound=Writing)
-# logits [B, V] (None but on the last stage) and the texts -> the next id of each, added to those that continue
+# logits [B, V] (None except on the last stage) and the texts -> the next id of each, added to those that continue
 Chooser = Callable[[torch.Tensor | None, Sequence[AnyWriting]], list[int]]
 
 
@@ -132,9 +132,9 @@ class Batch(Generic[AnyWriting]):
 
 
 def write_together(model: WholeModel, texts: Sequence[AnyWriting], choose: Chooser[AnyWriting]) -> None:
-    """Write every text to its end: each token is read once, with the keys and values of the others remembered.
+    """Write every text to its end. Each token is read once, with the keys and values of the others cached.
 
-    Where a text outgrows the model's sequence, its last tokens are read anew for each next one.
+    If a text outgrows the model's sequence, its last tokens are read again for each next one.
     """
     sequence = model.model.sequence
     batch = Batch(Rows(model), choose)
@@ -148,7 +148,7 @@ def write_together(model: WholeModel, texts: Sequence[AnyWriting], choose: Choos
 
 
 def finite(logits: torch.Tensor) -> torch.Tensor:
-    """The logits [B, V] of a model; DataError where they are none, as those of damaged weights."""
+    """Return the logits [B, V] unchanged. Raises DataError if any is not finite, as after damaged weights."""
     if not logits.amax(-1).isfinite().all():
         raise DataError(
             "the model's scores of the next token are not finite: its weights are damaged or training diverged; use "
@@ -158,11 +158,11 @@ def finite(logits: torch.Tensor) -> torch.Tensor:
 
 
 def pick(logits: torch.Tensor, choice: Choice, *, uniform: float) -> int:
-    """The token at `uniform` in [0, 1) of the cumulative distribution over the allowed tokens, by id; logits [V]."""
+    """Return the token at `uniform` in [0, 1) of the cumulative distribution of allowed tokens, by id; logits [V]."""
     if choice.temperature == 0:
         return int(logits.argmax())
     scores = logits.double().cpu().numpy()
-    with np.errstate(over="ignore"):  # at a temperature that is hardly any, all but the likeliest weigh nothing
+    with np.errstate(over="ignore"):  # at a temperature near 0, all but the likeliest weigh nothing
         weights = np.exp((scores - scores.max()) / choice.temperature)
     cumulative = np.where(weights >= _least(weights, choice), weights, 0.0).cumsum()
     found = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
@@ -170,7 +170,7 @@ def pick(logits: torch.Tensor, choice: Choice, *, uniform: float) -> int:
 
 
 def penalised(logits: torch.Tensor, texts: Sequence[Sequence[int]], penalties: Sequence[float]) -> torch.Tensor:
-    """logits [B, V] with those of tokens that stand in the text lowered (Keskar et al. 2019, arXiv 1909.05858).
+    """Return logits [B, V] with those of tokens that are in the text lowered (Keskar et al. 2019, arXiv 1909.05858).
 
     A positive score is divided by the penalty, a negative one multiplied: either way it falls.
     """
@@ -186,8 +186,8 @@ def penalised(logits: torch.Tensor, texts: Sequence[Sequence[int]], penalties: S
 
 
 def _least(weights: NDArray[np.float64], choice: Choice) -> float:
-    """The weight of the last token that may be drawn, the likeliest first: top_k of them, and of these no more than
-    together reach top_p of what they weigh (nucleus, arXiv 1904.09751); in this order, as elsewhere."""
+    """Return the least weight of a token that may be drawn. top_k keeps the likeliest tokens; of these, top_p keeps the
+    fewest that reach its share of their weight (nucleus, arXiv 1904.09751). The order is that of other libraries."""
     if not choice.top_k and choice.top_p == 1:
         return 0.0
     falling = np.sort(weights)[::-1]

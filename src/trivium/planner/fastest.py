@@ -13,9 +13,9 @@ from trivium.planner.pricing import Winner
 from trivium.planner.search import search
 from trivium.units import counted, format_seconds
 
-# What a search chooses of a plan, beside the size of a micro-batch.
+# The fields of a plan that a search chooses, besides the size of a micro-batch.
 CHOSEN = ("layout", "schedule", "rows", "partition", "zero", "recompute", "sequence_parallel")
-COUNTS_COMPARED = 3  # numbers of hosts of which the fastest is taken
+COUNTS_COMPARED = 3  # numbers of hosts that are compared
 
 
 class Fastest(NamedTuple):
@@ -86,7 +86,7 @@ def _best(plan: Plan, machine: Machine, ranks: int, space: SearchSpace) -> tuple
     try:
         by_time = space.model_copy(update={"objective": "time"})
         ranking = search(Subject.of(plan), machine, ranks, by_time).ranking
-    except ConfigError:  # no layout of so many ranks is legal
+    except ConfigError:  # no layout of `ranks` ranks is legal
         return None
     for winner in ranking.winners(len(ranking.simulated)):
         moved = _moved(plan, winner.plan)

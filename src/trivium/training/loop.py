@@ -306,7 +306,7 @@ class Loop:
             observer.resume(self)
 
     def _note_resumed(self, state: Checkpoint) -> None:
-        """Note under which layout the training goes on, and under which the checkpoint was written."""
+        """Record the layout under which training continues, and that of the checkpoint."""
         event = {"event": "resumed", "step": state.step, "layout": to_tree(self.plan.layout)}
         event["layout_before"] = state.manifest["plan"]["layout"]
         seconds = self.job.step_seconds(self.plan) if self.job.step_seconds and self.is_first_rank else None

@@ -19,10 +19,10 @@ ADAPTERS = "lora"  # the method of a tuning that names no other
 # Learning rates by what is trained, on conversations and on preference pairs.
 FULL_LR, ADAPTER_LR = 2e-5, 2e-4
 FULL_PAIRS_LR, ADAPTER_PAIRS_LR = 1e-6, 1e-5
-WARMUP_SHARE = 0.03  # of the steps
+WARMUP_SHARE = 0.03  # share of the steps
 CONVERSATIONS_PER_STEP = 32
-MICRO_TOKENS = 4096  # of a micro-batch, at most, unless one sequence has more
-USUAL_LENGTH = 2048  # tokens of a sequence; the tuned model also reads so many when it answers
+MICRO_TOKENS = 4096  # most tokens of a micro-batch, unless one sequence has more
+USUAL_LENGTH = 2048  # tokens of a sequence; the tuned model also reads this many when it answers
 CHECKS = 5  # checkpoints and validations of a training
 
 
@@ -97,7 +97,7 @@ def settings_for(method: Method) -> Tree:
 
 
 def sequences_for(size: Size, wave: int) -> int:
-    """Return the sequences of a step: as many as hold CONVERSATIONS_PER_STEP conversations, if there are so many,
+    """Return the sequences of a step: as many as hold CONVERSATIONS_PER_STEP conversations, if there are enough,
     rounded to a power of two, so that layouts whose degrees are powers of two can divide it.
 
     wave: the number that the batch has to be a multiple of.
@@ -108,7 +108,7 @@ def sequences_for(size: Size, wave: int) -> int:
 
 
 def micro_for(plan: Plan, ranks: int) -> int:
-    """Return the sequences of a micro-batch: the most that divide the batch over so many ranks and have at most
+    """Return the sequences of a micro-batch: the most that divide the batch over `ranks` ranks and have at most
     MICRO_TOKENS tokens."""
     most = max(1, min(MICRO_TOKENS // plan.model.sequence, plan.batch.sequences // ranks))
     return next(n for n in range(most, 0, -1) if plan.batch.sequences % (n * ranks) == 0 or n == 1)

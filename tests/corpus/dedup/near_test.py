@@ -40,7 +40,7 @@ def brute_jaccard(a, b):
 
 @pytest.fixture(scope="module")
 def corpus():
-    """300 texts: 60 originals and copies of each from nearly equal to quite different."""
+    """Return 300 texts: 60 originals, and copies of each from nearly equal to quite different."""
     generator = generator_for(5, "minhash-test")
     vocabulary = [f"word{n}" for n in range(500)]
     texts = []
@@ -53,12 +53,12 @@ def corpus():
 
 
 def chance_of_candidacy(similarity: float, *, bands: int, rows: int) -> float:
-    """Probability that a pair of this Jaccard similarity is proposed (Broder 1997; Indyk and Motwani 1998)."""
+    """Return the chance that a pair of this Jaccard similarity is proposed (Broder 1997; Indyk and Motwani 1998)."""
     return 1 - (1 - similarity**rows) ** bands
 
 
 def candidate_pairs(keys):
-    """The pairs that agree in a band."""
+    """Return the pairs that agree in a band."""
     return merged_pairs(pairs_in_band(band, chain=CHAIN) for band in keys)
 
 
@@ -102,7 +102,7 @@ def test_crowded_bucket_costs_pairs_in_proportion_and_stays_connected():
 
 
 def test_pairs_that_every_band_proposes_are_in_memory_once():
-    """Of a million near duplicates each band proposes tens of millions of pairs, and nearly the same ones."""
+    """With a million near duplicates, each band proposes tens of millions of pairs, and nearly the same ones."""
     later = np.arange(1, 100_001)
     pairs = np.stack([later - 1, later], axis=1)
     tracemalloc.start()
@@ -195,6 +195,6 @@ def test_evaluation_text_is_cut_out_of_sentences_in_scripts_without_blanks(scrip
     assert text[hits[0].start : hits[-1].end] == item[3:25]
     left = cut(text, hits, config)
     assert all(item[3:25] not in text[slice(*piece)] for piece in left.pieces)
-    if SCRIPTS[script][2] != " ":  # without a sign that ends sentences, a cut continues to the end of the text
+    if SCRIPTS[script][2] != " ":  # without a full stop, a cut extends to the end of the text
         assert [len(text[slice(*piece)]) > 500 for piece in left.pieces] == [True, True]
     assert keys.hits(texts_of([before + after])) == {}

@@ -1,4 +1,4 @@
-"""Laws of harvesting files in parts: no kill and no number of processes shows in any byte; every document is once."""
+"""Laws of harvesting in parts: no byte depends on kills or the number of processes, and no document is there twice."""
 
 import hashlib
 import json
@@ -34,7 +34,7 @@ def mine(tmp_path_factory):
     folder = tmp_path_factory.mktemp("files") / "mine"
     write_user_files(folder)
     rows = [{"id": n % 7, "text": f"Row {n} has a text of its own. " * (n % 9)} for n in range(90)]
-    for name in ("a", "b"):  # names of files and of rows that repeat
+    for name in ("a", "b"):  # names of files and rows repeat
         (folder / name).mkdir()
         (folder / name / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "a" / "empty.txt").touch()
@@ -72,7 +72,7 @@ def test_every_document_is_once_in_the_raw_files_or_held_out_under_an_id_of_its_
 
 @pytest.mark.broad
 def test_two_processes_give_the_bytes_of_one(tmp_path, mine, monkeypatch):
-    monkeypatch.setattr(unfinished, "PART_BYTES", 16 << 20)  # other processes know no other
+    monkeypatch.setattr(unfinished, "PART_BYTES", 16 << 20)  # the default, which other processes use
     one = harvested(mine, tmp_path / "one")
     assert harvested(mine, tmp_path / "two", engine=Daft("native", workers=2)) == one
 
@@ -84,7 +84,7 @@ def test_killed_at_every_single_piece_it_ends_with_the_same_bytes(tmp_path, mine
     while not ends(lambda: found.append(harvested(mine, out)), monkeypatch, work, survive=1 + before, before=before):
         kills += 1
     assert found == [whole] and 10 < kills < 200
-    monkeypatch.setattr(harvest_files, "read_any", None)  # its output may be lost before it has its name
+    monkeypatch.setattr(harvest_files, "read_any", None)  # the kept work gives the output again without reading a file
     assert harvested(mine, tmp_path / "again", work=work) == whole
 
 
@@ -105,7 +105,7 @@ def test_a_file_that_changes_between_the_readings_is_an_error_that_names_it(tmp_
 
 
 def test_the_search_for_passages_is_bounded():
-    """Of a corpus without any, the texts of all that may be held out would be read: terabytes."""
+    """If no document has a passage, it would otherwise read every text that may be held out: terabytes."""
     asked = []
 
     def document_of(number):

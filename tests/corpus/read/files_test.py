@@ -1,4 +1,4 @@
-"""Laws of listing: every readable file of a messy folder is found, under a name and a source; what is not is told."""
+"""Laws of listing: every readable file of a messy folder has a name and a source; the others are reported."""
 
 import gzip
 import json

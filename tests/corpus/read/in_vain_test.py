@@ -1,6 +1,6 @@
-"""What a file can be made to cost: never more than a limit that its size gives, however its parts lie in one another.
+"""The cost of reading a hostile file is bounded by its size, however its parts are nested.
 
-Without these limits the reading of each of these files takes hours; the clock is that of pytest-timeout alone.
+Without these limits, reading each of these files takes hours; only pytest-timeout measures that.
 """
 
 import io
@@ -19,15 +19,15 @@ HEAD = b"WARC/1.0\r\nWARC-Type: response\r\nContent-Length: %d\r\n\r\n"
 
 
 def stored(size: int) -> bytes:
-    """The header of a block of deflate that is not packed."""
+    """Return the header of a stored (uncompressed) block of deflate."""
     return b"\x00" + struct.pack("<HH", size, size ^ 0xFFFF)
 
 
-# Every 20 bytes begins a member whose blocks, as they lie in those of all others, go on to the end of the file.
+# Every 20 bytes begins a member. Its blocks overlap those of all others and extend to the end of the file.
 MEMBERS = (b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03" + stored(65520) + stored(65515)) * 100_000
-# Every 3 bytes begins a member whose header has no end.
+# Every 3 bytes begins a member whose header does not end.
 HEADERS = b"\x1f\x8b\x08" * 500_000
-# Every 12 bytes begins a frame of blocks of 9 bytes, which have no end.
+# Every 12 bytes begins a frame of blocks of 9 bytes, which does not end.
 FRAMES = (ZSTD + b"\x00\x50" + (9 << 3).to_bytes(3, "little") + b"abc") * 50_000
 
 

@@ -133,7 +133,7 @@ def test_the_end_of_a_block_inside_a_character_changes_nothing(tmp_path, monkeyp
     ],
     ids=["utf-8", "cp1252", "cp1251"],
 )
-@pytest.mark.parametrize("first", [300, 900])  # blocks, or not a whole one, of ASCII before anything else
+@pytest.mark.parametrize("first", [300, 900])  # less than a block of ASCII before anything else, or more
 def test_the_first_characters_beyond_ascii_decide_the_encoding(tmp_path, monkeypatch, encoding, words, first):
     monkeypatch.setattr("trivium.corpus.read.read._BLOCK", 1 << 19)
     text = ASCII * first + words * 900
@@ -163,7 +163,7 @@ def deep(levels):
 @pytest.mark.parametrize("begin", ["{", "\ufeff{", r'{"half": "\ud83d", '])
 @pytest.mark.parametrize("levels", [300, 940, 100_000])
 def test_rows_nested_too_deep_are_refused_at_any_call_depth(tmp_path, begin, levels):
-    """How deep the standard library reads and writes depends on who calls it."""
+    """The depth that the standard library reads and writes depends on the depth of the call."""
     (tmp_path / "a.jsonl").write_text(f'{begin}"text": "a", "n": {deep(levels)}}}\n{{"text": "b"}}')
     damage, document = read_any(tmp_path / "a.jsonl", source="s")
     assert damage.trouble in (Trouble.NOT_JSON, Trouble.SURROGATE) and "line 1 " in damage.detail
@@ -224,7 +224,7 @@ def test_a_text_stored_once_for_many_rows_is_copied_for_few_of_them_at_a_time(tm
     pq.write_table(pa.table({"text": [text] * 256}), tmp_path / "x.parquet")
     assert (tmp_path / "x.parquet").stat().st_size < len(text)
     before, held = pa.total_allocated_bytes(), []
-    limits = ReadConfig(longest_bytes=300 * len(text))  # by default so many rows of one entry are a bomb
+    limits = ReadConfig(longest_bytes=300 * len(text))  # with the default, this many rows of one entry are a bomb
     for document in read_any(tmp_path / "x.parquet", source="s", limits=limits):
         assert document.text == text
         held.append(pa.total_allocated_bytes() - before)
@@ -270,7 +270,7 @@ def test_columns_of_any_type_become_plain_metadata(tmp_path):
 
 
 def long_frame(data, window=28):
-    """As `zstd --long=N` writes it, its window wider than what libraries read unless they are told to."""
+    """Return a frame as `zstd --long=N` writes it, with a window wider than libraries read by default."""
     how = zstandard.ZstdCompressionParameters.from_level(1, window_log=window)
     packer = zstandard.ZstdCompressor(compression_params=how).compressobj()
     return packer.compress(data) + packer.flush()
@@ -302,7 +302,7 @@ def test_a_row_is_text_even_if_its_metadata_says_raw_html(tmp_path, suffix):
 
 @pytest.mark.parametrize("left", [0.999, 0.9, 0.5, 0.02])
 def test_a_cut_zstd_file_gives_all_that_can_be_unpacked(tmp_path, left):
-    """Frames of a few lines each: those before the cut are whole."""
+    """The file has frames of a few lines each; those before the cut are complete."""
     lines = [json.dumps({"text": f"text {n**5}"}).encode() + b"\n" for n in range(20_000)]
     frames = [pa.compress(b"".join(lines[n : n + 40]), codec="zstd", asbytes=True) for n in range(0, len(lines), 40)]
     ends = np.cumsum([len(frame) for frame in frames])
@@ -336,12 +336,12 @@ def test_a_damaged_frame_of_a_zstd_file_is_lost_alone(tmp_path):
 
 
 def test_what_lies_within_a_damaged_frame_is_no_frame_of_the_file(tmp_path):
-    """Stored as it is, contents may hold a frame, or what begins one: neither is read, nor named as the next."""
+    """Stored contents may contain a frame, or the beginning of one: neither is read, or reported as the next frame."""
     packer, noise = zstandard.ZstdCompressor(write_checksum=True), np.random.default_rng(2).bytes(3000)
     one, inner, two = (
         packer.compress(json.dumps({"text": f"{name} text"}).encode() + b"\n") for name in ("first", "inner", "last")
     )
-    beginning = packer.compress(noise + one[:4] + b"\x08" + noise)  # a bit that must be nought
+    beginning = packer.compress(noise + one[:4] + b"\x08" + noise)  # a reserved bit that must be 0
     holding = packer.compress(noise + inner + noise)
     assert inner in holding and one[:4] + b"\x08" in beginning
     path = tmp_path / "x.jsonl.zst"

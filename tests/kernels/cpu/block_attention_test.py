@@ -1,5 +1,5 @@
-"""Attention some queries at a time equals the formula, is as blind to what is hidden, and keeps what torch's keeps; so
-does that of bf16 activations from copies in fp32, of some heads at a time."""
+"""Attention of a block of queries at a time equals the formula, ignores masked keys, and saves what torch's saves. So
+does attention of bf16 activations that copies some heads at a time to fp32."""
 
 import numpy as np
 import pytest
@@ -44,14 +44,14 @@ HERE = CpuAttention()
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """Of the whole's norm. bf16 has 8 bits: a rounding is off by 2⁻⁹ at most, and the result was rounded before it is
-    used in gradients."""
+    """Return the error allowed, relative to the norm. A rounding to bf16, of 8 bits, is off by 2⁻⁹ at most, and the
+    result was rounded before it is used in gradients."""
     return {torch.float64: 2e-15, torch.float32: 2e-6, torch.bfloat16: 2**-8}[dtype]
 
 
 @pytest.fixture(params=["away", "at home", "without AVX-512"], autouse=True)
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Of processor."""
+    """Simulate one kind of CPU, and return its name."""
     monkeypatch.setattr(processor, "_IS_INTEL", request.param == "at home")
     monkeypatch.setattr(processor, "_WITHOUT_AVX512", request.param == "without AVX-512")
     monkeypatch.setattr(processor, "_SLOW_BF16", True)
@@ -65,7 +65,7 @@ def at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def made(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[list[Tensor], Tensor]:
-    """Queries, keys and values, positions first in memory as a product leaves them, and a gradient."""
+    """Return queries, keys and values with positions first in memory, as a product leaves them, and a gradient."""
     B, N, G, S, D = shape
     torch.manual_seed(S)
     given = [torch.randn(S, B, n, D, dtype=dtype).permute(1, 2, 0, 3) for n in (N, G, G)]
@@ -80,18 +80,18 @@ def made_joined(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Ten
 
 
 def packed(B: int, S: int) -> Sight:
-    """Documents of several lengths, others in each sequence."""
+    """Return documents of several lengths, different in each sequence."""
     return Sight((), np.stack([np.arange(S) // (7 + 50 * b) * (7 + 50 * b) for b in range(B)], axis=1))
 
 
 def shown(sight: Sight) -> Tensor:
-    """[B, 1, S, S], true where a query sees a key: of the same document, and not later."""
+    """Return [B, 1, S, S], true where a query attends to a key of the same document that is not later."""
     numbers = torch.from_numpy(sight.starts).T
     return (numbers[:, None, :, None] == numbers[:, None, None, :]).tril()
 
 
 def plainly(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """By the formula, every score at once."""
+    """Return attention by the formula, with all scores at once."""
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
     seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril() if mask is None else mask
@@ -99,7 +99,7 @@ def plainly(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tens
 
 
 def all_of(attention, given: list[Tensor], grad: Tensor, **more) -> list[Tensor]:
-    """The result, and the gradients of what is given."""
+    """Return the result, and the gradients of the inputs."""
     given = [x.detach().requires_grad_() for x in given]
     y = attention(*given, **more)
     return [y.detach(), *torch.autograd.grad(y, given, grad.to(y.dtype))]
@@ -185,7 +185,7 @@ def test_a_block_is_given_the_keys_in_its_reach_and_no_others(kind: str) -> None
             assert there.stop == here.stop and there.start == max(0, first.min())
             assert triangle == (there.start == here.start and first.max() <= there.start)
             assert masked == (apart and first.max() > there.start)
-    assert sum(b.keys.stop - b.keys.start for b in blocks) < 2 * S  # of the window
+    assert sum(b.keys.stop - b.keys.start for b in blocks) < 2 * S  # because of the window
 
 
 def test_a_block_within_one_document_needs_no_mask_of_its_own() -> None:
@@ -210,7 +210,7 @@ def test_one_block_of_joined_ones_is_of_a_copy_where_positions_lie_far_apart(kin
 def test_what_is_kept_is_what_torchs_attention_keeps(
     masked: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that a layer takes the memory that is predicted for it on any processor."""
+    """A layer therefore uses the predicted memory on any CPU."""
     B, N, G, S, D = shape = (2, 4, 2, MIN_POSITIONS, 32)
     kept = []
     for ours in (False, True):
@@ -233,7 +233,7 @@ def test_of_all_heads_only_some_are_wide_at_a_time(monkeypatch: pytest.MonkeyPat
     all_of(attend, given, grad)
     assert max(widened) == 2 * S * D and len(widened) == B * G * (3 + 5)
     widened.clear()
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)  # of which each has as much to do
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)  # with an equal share of the work
     all_of(attend, given, grad)
     assert max(widened) == 2 * N * S * D
 
@@ -276,8 +276,8 @@ def test_a_compiled_block_holds_it_whole(sight: Sight, dtype: torch.dtype) -> No
 
 
 def test_it_is_asked_where_it_is_faster_and_nowhere_else(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measured: fewer scores are not worth the calls, neither are fewer positions, and of more the kernel leaves out
-    as much; where MKL multiplies faster it is of a copy, if it is of joined ones. What is widened is always."""
+    """The bounds are measured. Few scores or positions are not worth the calls, and with many positions torch's kernel
+    skips as much. Where MKL is faster, a copy pays for joined tensors of any length. Upcast inputs have one bound."""
 
     def of(S: int, N: int = 8, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(64, N, S, 2, dtype=dtype)

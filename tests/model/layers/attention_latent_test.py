@@ -45,7 +45,7 @@ DEEPSEEK_V2 = Latent(kv_rank=512, query_rank=1536, plain_columns=128, rotated_co
 
 
 @pytest.mark.parametrize("adapters", [(), ({"match": "*.kv_up", "settings": {"r": 2}},)])
-@pytest.mark.parametrize("more", [1, 40])  # tokens read after the prompt: with so many, keys and values are made again
+@pytest.mark.parametrize("more", [1, 40])  # tokens after the prompt; 40 are enough to make keys and values again
 @torch.inference_mode()
 def test_what_is_read_from_cached_latents_is_what_is_read_at_once(more: int, adapters: tuple[Any, ...]) -> None:
     model = model_of({**V2, "sequence": 48, "adapters": adapters})
@@ -96,7 +96,7 @@ def test_predicted_bytes_are_those_that_a_layer_keeps(model: dict[str, Any], ove
 
 
 def test_flops_are_those_of_the_products_that_the_paper_names() -> None:
-    """Of one token in the attention of DeepSeek-V2 (arXiv 2405.04434, section 2.1)."""
+    """The products are those of one token in the attention of DeepSeek-V2 (arXiv 2405.04434, section 2.1)."""
     form = LayerForm(**DEEPSEEK, hidden=5120, heads=128, ffn=1, sequence=4096, latent=DEEPSEEK_V2)
     found = layer_flops(Layer.of(form), 4096, 1)
     down, up = 5120 * (1536 + 512 + 64), 128 * (1536 * 192 + 512 * 256)
@@ -106,7 +106,7 @@ def test_flops_are_those_of_the_products_that_the_paper_names() -> None:
 
 
 def test_scores_grow_with_the_factor_of_yarn() -> None:
-    """mscale(factor, mscale_all_dim)², as in DeepSeek's code, beside 1 / sqrt(columns of a head)."""
+    """They are multiplied by mscale(factor, mscale_all_dim)², as by DeepSeek, and by 1 / sqrt(columns of a head)."""
     yarn = RopeScaling(kind="yarn", factor=40, original=4096, slow=1, fast=32, mscale_all_dim=0.707)
     form = LayerForm(**DEEPSEEK, hidden=64, heads=2, sequence=8, latent=DEEPSEEK_V2, rope_scaling=yarn)
     assert form.scale_of_scores == pytest.approx((0.0707 * math.log(40) + 1) ** 2 / math.sqrt(192))

@@ -1,4 +1,4 @@
-"""Turned queries and keys are the formula's, with its gradients, and lie in memory as they did."""
+"""Rotated queries and keys equal the formula, with its gradients, and keep their memory layout."""
 
 import math
 
@@ -13,7 +13,7 @@ S, B, N, G, D = 5, 3, 4, 2, 6
 
 
 def turned(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Each pair (d, d + D/2) as a complex number, times e to the i of its angle."""
+    """Return x rotated: each pair (d, d + D/2) is a complex number, multiplied by e^(i angle)."""
     speeds = 10000.0 ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)
     angles = (positions.double().unsqueeze(-1) * speeds).unsqueeze(1)
     pairs = torch.complex(*x.chunk(2, -1)) * torch.polar(torch.ones_like(angles), angles)
@@ -36,7 +36,7 @@ def test_values_and_gradients_are_those_of_complex_numbers() -> None:
 
 
 def test_positions_that_come_first_in_memory_still_do() -> None:
-    """So does then what is attended, which goes on to the next product without a copy."""
+    """The output of attention then has the same layout, and enters the next product without a copy."""
     q, k = (torch.randn(S, B, n, D).permute(1, 2, 0, 3) for n in (N, G))
     for x in Rotation(Rotary(D, 10000.0, None))(q, k, torch.arange(S)[None]):
         assert x.permute(2, 0, 1, 3).is_contiguous()

@@ -22,13 +22,13 @@ from trivium.parallel.context.attention import Context
 from trivium.plan.layout import Layout
 
 B, N, G, S, D = 2, 4, 2, 16, 6
-PIECES = ((0, 12, 4), (4, 8, 4), (0, 14, 2), (6, 8, 2), (0, 7, 1))  # two of so many positions each
+PIECES = ((0, 12, 4), (4, 8, 4), (0, 14, 2), (6, 8, 2), (0, 7, 1))  # starts of two runs of positions, their length
 
 
 def plain(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: np.ndarray | None, window: int | None
 ) -> torch.Tensor:
-    """Softmax over all keys at once, [B, N, S, D]."""
+    """Return attention with a softmax over all keys at once, [B, N, S, D]."""
     k, v = (x.repeat_interleave(N // G, 1) for x in (k, v))
     seen = torch.ones(S, S).tril().triu(1 - (window or S)).bool()[None, None]
     if starts is not None:
@@ -89,7 +89,7 @@ def test_a_split_sequence_attends_through_a_window_as_the_whole_one(mode: str, r
 
 
 def without_masks(name: str, fused: Any) -> Any:
-    """A kernel as accelerators have it: what needs a mask is computed by the reference."""
+    """Return a kernel as GPUs have it: attention that needs a mask is computed by the reference."""
     reference = getattr(Attention, name)
     return lambda self, *given, mask, **more: (fused if mask is None else reference)(self, *given, mask=mask, **more)
 
@@ -102,8 +102,8 @@ def without_masks(name: str, fused: Any) -> Any:
 def test_what_is_seen_in_part_is_attended_some_queries_at_a_time(
     mode: str, packed: bool, window: int | None, kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a kernel that takes masks, or by the formula: all of it where there is no kernel, as for fp32 on an
-    accelerator."""
+    """A kernel that takes masks computes it, or the formula. Without a kernel, as for fp32 on a GPU, the formula computes
+    all of it."""
     monkeypatch.setattr(ring_attention, "BLOCK_QUERIES", 3)
     for name in ("tile", "tile_gradients"):
         if kernel == "is not there":
@@ -135,7 +135,7 @@ def test_what_tiles_say_is_what_the_mask_shows() -> None:
 
 @pytest.mark.parametrize("window", [1, 2, 3, 5, 9, 30])
 def test_tiles_through_a_window_leave_out_what_nobody_sees_and_nothing_else(window: int) -> None:
-    """Of pieces whose positions follow one another, as a ring has them, exactly; of scattered ones at least that."""
+    """Tiles are exact for pieces of consecutive positions, as in a ring. Others have at least what is visible."""
     generator = np.random.default_rng(window)
     pieces = [np.concatenate([np.arange(a, a + n), np.arange(b, b + n)]) for a, b, n in PIECES]
     scattered = [generator.permutation(24)[: 2 * n] for n in range(1, 9)]
@@ -186,7 +186,7 @@ def test_tiles_of_packed_documents_leave_out_what_nobody_sees(window: int | None
 
 
 def test_a_mask_lies_in_memory_as_accelerators_kernels_take_it() -> None:
-    """Keys next to each other; of another torch writes down all scores instead."""
+    """Keys are contiguous; with another layout torch materialises all scores instead."""
     every = torch.arange(8)
     assert Sight((), np.zeros((3, 8), np.int64).T).mask(every, every).is_contiguous()
 

@@ -32,7 +32,7 @@ def memory(of: GradientSum) -> int:
 def test_it_is_the_sum_of_all_parts_and_zero_elsewhere(order: list[int], given: torch.dtype) -> None:
     torch.manual_seed(1)
     found, expected = empty(), torch.zeros(SIZE, dtype=torch.float64)
-    for step in range(2):  # the second must not see the first
+    for step in range(2):  # the second step must not depend on the first
         expected.zero_()
         for start in order:
             part = torch.randn(PLACES[start]).to(given)
@@ -60,7 +60,7 @@ def test_first_parts_that_come_together_are_each_at_its_place_and_later_ones_are
 def test_small_gradients_of_a_step_are_taken_together(
     weights: str, micro_batches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of its last micro-batch, where they are its first."""
+    """They are stored together in the last micro-batch, if it is also the first."""
     plan = small(precision={"weights": weights}, batch={"sequences": 2, "micro": 2 // micro_batches})
     trainer, read, norms = Trainer(plan, Mesh.single(), seed=1, rule=AdamRule()), random_rows(plan), []
     several = [b for b in trainer.buckets if len(b.slots) > 1]
@@ -85,7 +85,7 @@ def test_a_sparse_part_counts_at_its_rows_whether_first_or_later(given: torch.dt
     F.embedding(torch.tensor([2, 0, 2]), rows, sparse=True).sum().backward()
     part, once = rows.grad, torch.tensor([1, 1, 0, 0, 2, 2], dtype=torch.float64)
     assert part is not None and part.is_sparse
-    for found in (empty(), GradientSum(6, torch.float64, torch.device("cpu"))):  # among others, and alone
+    for found in (empty(), GradientSum(6, torch.float64, torch.device("cpu"))):  # next to other buckets, and alone
         found.flat = torch.full_like(found.flat, torch.nan)  # as memory may be found
         for times in (1, 2, 3):
             place = found.add(0, part)
@@ -151,7 +151,7 @@ def test_products_add_up_at_their_places(order: list[int], given: torch.dtype) -
 def test_products_of_narrow_matrices_are_not_rounded_where_the_device_adds_them_to_wide_sums(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As an accelerator does, and a processor that multiplies bf16 numbers in fp32."""
+    """GPUs add them like this, and CPUs that multiply bf16 numbers in fp32."""
     torch.manual_seed(3)
     products = [(torch.randn(64, 3).bfloat16(), torch.randn(64, 2).bfloat16()) for _ in range(4)]
     exact = sum(grad.double().T @ x.double() for grad, x in products)

@@ -1,4 +1,4 @@
-"""An accelerator's update of many buckets at once is a processor's of one after the other."""
+"""A GPU's update of many buckets at once equals a CPU's update of one after the other."""
 
 from collections import Counter
 
@@ -36,7 +36,7 @@ def test_each_shard_is_in_one_group_in_order(at_once: int) -> None:
 def test_the_update_is_the_same_however_many_buckets_at_once(
     weights: str, clip: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Rounded products: where they are not, squares added up in another order can turn the rounding of a weight.
+    # Products are rounded. Otherwise another order of summing squares could change the rounding of a weight.
     monkeypatch.setattr(product, "multiplies_bf16_slowly", lambda: False)
     plan = small(precision={"weights": weights})
     found = []
@@ -68,7 +68,7 @@ def test_squares_of_many_are_those_of_each() -> None:
 
 @pytest.mark.parametrize("at_once", [True, False])
 def test_squares_of_narrow_gradients_are_added_up_in_the_dtype_that_is_asked_for(at_once: bool) -> None:
-    """Of 70,000 ones each: in bf16 their norm, 264.6, is 264 or 266."""
+    """Each gradient has 70,000 ones. In bf16 their norm, 264.6, would be 264 or 266."""
     count = 70_000
     ones = [torch.ones(count, dtype=torch.bfloat16) for _ in range(2)]
     for number in (1, 2):
@@ -94,10 +94,10 @@ def test_over_tensor_ranks_and_the_ends_of_a_pipeline_every_element_counts_once(
 
 @pytest.mark.parametrize(("weights", "sequences"), [("bf16", 2), ("bf16", 8), ("fp32", 8)])
 def test_a_factor_that_stays_on_the_accelerator_gives_the_same_bits(weights: str, sequences: int) -> None:
-    """Of narrow gradients, of gradients as wide as the masters, with and without a copy."""
+    """The cases are 16-bit gradients, fp32 gradients of 16-bit weights, and one dtype for all."""
     plan = small(precision={"weights": weights}, batch={"sequences": sequences})
     found = []
-    # A power of two: a processor divides fp32 gradients by its reciprocal.
+    # The factor is a power of two, because a CPU divides fp32 gradients by its reciprocal.
     for factor in (0.25, torch.tensor(0.25, dtype=torch.float64)):
         trainer = Trainer(plan, Mesh.single(), seed=1, rule=AdamRule())
         trainer.accumulate(0, Samples(0, plan.batch.sequences, random_rows(plan)))
@@ -111,7 +111,7 @@ def test_a_factor_that_stays_on_the_accelerator_gives_the_same_bits(weights: str
 
 
 def test_dividing_fp32_gradients_on_the_way_is_multiplying_them() -> None:
-    """What trains on a processor, and what is certified in fp64 and runs on accelerators."""
+    """CPU training divides; certificates in fp64 and GPUs multiply."""
     plan, found = small(precision={"weights": "fp32"}), []
     for factor in (0.3, torch.tensor(0.3, dtype=torch.float64), 1.0):
         trainer = Trainer(plan, Mesh.single(), seed=1, rule=AdamRule())

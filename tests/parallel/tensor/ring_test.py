@@ -1,4 +1,4 @@
-"""Products in a ring are those beside whole messages, forward and backward, however weight gradients are computed."""
+"""Products in a ring equal those next to full messages, forward and backward, with weight gradients deferred or not."""
 
 import itertools
 from collections.abc import Callable
@@ -27,7 +27,7 @@ def mesh_of(place: Place) -> Mesh:
 
 
 def outcome(region: Region, *, frozen: bool, again: bool, rank: int) -> list[torch.Tensor | None]:
-    """A column-split product and a row-split one of its squares, and all their gradients, which may be put off."""
+    """Return a row-split product of the squares of a column-split one, and all gradients; weights' may be deferred."""
     mine, here = torch.Generator().manual_seed(rank), POSITIONS // region.group.size
     x = whole_numbers(mine, here, SEQUENCES, INPUTS).requires_grad_()
     up, bias, down = whole_numbers(mine, OUTPUTS, INPUTS), whole_numbers(mine, OUTPUTS), whole_numbers(mine, 4, OUTPUTS)
@@ -69,7 +69,7 @@ def test_contributions_are_added_in_the_order_of_the_ring(place: Place) -> None:
 
 @ranks(3)
 def test_each_piece_but_one_travels_beside_a_product(place: Place) -> None:
-    """A message begins before the product of another piece, and is awaited after it."""
+    """A message starts before the product of another piece, and is awaited after it."""
     group, told = mesh_of(place).tensor, list[str]()
 
     def rotate_begin(tensors: Any, group: Any, into: Any = None) -> Callable[[], Any]:

@@ -1,4 +1,4 @@
-"""Traces of steps have the names of the schedule table's actions, and do not change what is computed."""
+"""Traces of steps show the actions of the schedule table by name, and do not change what is computed."""
 
 import gzip
 import json
@@ -38,18 +38,18 @@ def plan(**degrees: Any) -> Plan:
 
 
 def untold() -> None:
-    """Nobody looks for signs of life."""
+    """Accept a heartbeat that no watchdog reads."""
 
 
 def train(tokens: Path, out: Path, of: Plan, **profile: Any) -> list[dict[str, Any]]:
-    """Its metrics."""
+    """Train with a profile, and return the metrics of the steps."""
     config = TrainingConfig(steps=STEPS, validation_samples=16, restarts=0, profile=ProfileConfig(**profile))
     start(TrainingJob(of, config, SEED, tokens, out))
     return [m for m in read(out / METRICS) if "loss" in m]
 
 
 def names(path: Path) -> list[str]:
-    """Of everything that was named in a trace, in the order in which it began."""
+    """Return the annotations of a trace, in the order in which they began."""
     with gzip.open(path, "rt") as file:
         events = json.load(file)["traceEvents"]
     told = [e for e in events if e.get("cat") == "user_annotation"]
@@ -114,7 +114,7 @@ def test_trace_is_written_in_the_background_and_training_waits_for_it_at_its_end
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_step_that_one_rank_traces_is_replayed_on_none(rank: int, tmp_path: Path) -> None:
-    """NCCL has all ranks of a message replay it, or none."""
+    """NCCL requires that all ranks of a collective replay it, or none."""
     trainer = Trainer(small(cuda_graphs=True), Mesh.single(), seed=1, rule=AdamRule())
     trainer.mesh, trainer._records = replace(trainer.mesh, rank=rank), True
     traces = Profile(ProfileConfig(steps=[2], on_ranks=[0]), tmp_path)

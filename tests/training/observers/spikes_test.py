@@ -59,12 +59,12 @@ def job(tokens: Path, out: Path, policy: str, steps: int = 10, **more: Any) -> T
 
 
 def poison_at(step: int, *, factor: float = math.nan, kind: str = "sample backward") -> Poison:
-    """A poison of the fourth row of a step; the row is known by its sample number."""
+    """Return a fault in the fourth row of a step, identified by its sample number."""
     return Poison(kind, step, 3, 8 * (step - 1) + 3, 1, "mlp", factor)
 
 
 def poison_of_tokens(tokens: Path, out: Path, step: int) -> Poison:
-    """A poison that falls on whatever the fourth row of a step reads, wherever it is read."""
+    """Return a fault in the tokens of a step's fourth row, at whatever step they are read."""
     data = read_record(out, tokens).data
     sample = 8 * (step - 1) + 3
     phrase = tuple(data.sample(sample)[:8].tolist())
@@ -174,7 +174,7 @@ def test_stop_ends_the_job_once_and_leaves_good_checkpoints(tokens: Path, tmp_pa
         start(work)
     assert [(e["step"], e["gradient_norm"]) for e in spikes_of(tmp_path)] == [(5, "nan")]
     assert [e for e in read(tmp_path / EVENTS) if e["event"] == "resumed"] == []
-    start(work)  # without the poison it goes on to its end
+    start(work)  # without the fault it trains to the end
     assert len(losses(tmp_path)) == 10
 
 
@@ -202,14 +202,14 @@ def test_more_spikes_in_a_row_than_the_limit_stop_the_run(tokens: Path, tmp_path
 
 
 def test_more_rewinds_of_one_step_than_the_limit_stop_the_run(tokens: Path, tmp_path: Path) -> None:
-    """Whatever samples come in the place of those that are left out."""
+    """The limit holds whatever samples replace the skipped ones."""
     with poisoned(poison_at(4)), pytest.raises(DataError, match="at most 2 in a row"):
         start(job(tokens, tmp_path, "rewind", steps=5, spikes={"limit": 2}, milestones="pythia"))
     assert [e["step"] for e in spikes_of(tmp_path)] == [4, 4, 4]
 
 
 def test_repeated_rewinds_go_further_back_and_then_stop(tokens: Path, tmp_path: Path) -> None:
-    """Never twice to a checkpoint from which the step failed again."""
+    """No rewind returns to a checkpoint from which the step failed again."""
     more: dict[str, Any] = {"milestones": "pythia", "spikes": {"limit": 9}}
     with (
         poisoned(poison_at(4)),
@@ -220,7 +220,7 @@ def test_repeated_rewinds_go_further_back_and_then_stop(tokens: Path, tmp_path: 
 
 
 def test_validation_loss_that_is_not_finite_is_an_error_and_deletes_no_checkpoint(tokens: Path, tmp_path: Path) -> None:
-    """The update of the last step makes the weights finite and so large that no loss is."""
+    """The last update leaves weights that are finite, but so large that no loss is finite."""
     more: dict[str, Any] = {"milestones": "pythia", "keep_last": 1, "save": "waiting"}
     with pytest.raises(DataError, match=r"step 1: the validation loss is nan; .*update of step 1 .*weights/"):
         start(job(tokens, tmp_path, "stop", **more, steps=1, warmup_tokens=0, lr=1e36))

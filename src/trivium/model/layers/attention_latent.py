@@ -112,8 +112,8 @@ class AttentionLatent(Half):
     def _cached(self, q: Tensor, held: Tensor, inputs: Inputs, memory: KVCache) -> Tensor:
         """Attend from q [S, B, N D] to what is cached, [B, K, L + R] -> [S, B, N V].
 
-        Keys and values are made of the latents again where there are so many queries that this is cheaper, and where
-        an adapter takes part. Elsewhere their weights are applied to queries and results instead.
+        Keys and values are computed from the latents again if there are enough queries for this to be cheaper, or if
+        there is an adapter. Elsewhere their weights are applied to queries and results instead.
         """
         queries = self.rotation.alone(self._heads(q, self.N), inputs.numbers.T)
         mask = memory.mask_through(self.window)

@@ -54,12 +54,12 @@ class AttentionSoftmax(Half):
         groups = qkv.view(S, B, self.G, queries + 2, D).permute(3, 1, 2, 0, 4)  # queries + 2, B G S D
         if queries == 1 and self.rotation is None and self.query_norm is None and inputs.memory is None:
             return self.context.attend_joined(groups, seen).permute(2, 0, 1, 3)
-        # Taken apart at once, not sliced: the backward joins the gradients in one copy.
+        # Split once instead of slicing three times: the backward then joins the gradients in one copy.
         if queries == 1:
             q, k, v = groups.unbind(0)
         else:
             several, k, v = groups.split((queries, 1, 1))
-            # Positions first in memory, as the result then is too, which goes on without a copy.
+            # With positions first in memory the result has them first too, and is used without a copy.
             q = several.permute(3, 1, 2, 0, 4).reshape(S, B, self.N, D).permute(1, 2, 0, 3)
             k, v = k.squeeze(0), v.squeeze(0)
         if self.query_norm is not None and self.key_norm is not None:

@@ -1,12 +1,12 @@
-"""A column-split product with the messages around it, which its backward sends beside its products.
+"""A column-parallel product with its collectives, which overlap with products in the backward.
 
 Under sequence parallelism only this rank's positions of the inputs are kept. The backward gathers all of them again
 while it computes the gradient of the inputs, and sums that over the ranks while it computes the weight's
 (Korthikanti et al., arXiv 2205.05198, section 4.2.2).
 
-In a ring the forward gathers piece by piece beside its products. So does the backward sum the gradient of the inputs,
-where the weight's is put off or not wanted. Otherwise its messages are beside whole products already, and pieces would
-hide no more.
+In a ring the forward gathers piece by piece while it multiplies. The backward reduces the gradient of the inputs in the
+same way if the gradient of the weight is deferred or not wanted. Otherwise its collectives already overlap with full
+products, and pieces would hide no more.
 
 Legend: S positions, s positions of a rank outside the region, B sequences, I inputs, O outputs here.
 """
