@@ -16,7 +16,7 @@ from trivium.units import format_bytes, plain
 from trivium.untrusted import open_regular, parse_json
 
 LONGEST_LINE_BYTES = 64 << 20
-BLOCK_BYTES = 64 << 10  # of lines that are parsed together
+BLOCK_BYTES = 64 << 10  # bytes of lines that are parsed together
 _SHOWN_CHARACTERS = 60
 
 

@@ -68,7 +68,7 @@ def test_gpus_are_counted_by_a_process_of_its_own(monkeypatch, tmp_path: Path):
 
 
 def test_a_python_before_its_release_is_looked_at_too(tmp_path: Path, monkeypatch):
-    """Its version ends in 0rc1 as text, or in a plus if a distribution built it."""
+    """As text, its version ends in 0rc1, or in a plus if a distribution built it."""
     monkeypatch.setattr("platform.python_version_tuple", lambda: ("3", "14", "0rc1"))
     assert gather(tmp_path).python == sys.version_info[:3]
 

@@ -115,7 +115,7 @@ def test_no_file_that_a_search_reads_is_written_over(call, tmp_path, monkeypatch
 
 
 def test_a_winner_of_more_nodes_than_its_machine_has_is_not_written(call, tmp_path):
-    """Its preset would name the machine as it is, which has too few nodes to price the plan."""
+    """The preset would name the machine as it is, which has too few nodes to price the plan."""
     asked = ("search", "--model", "demo", "--machine", "workstation", "--out", str(tmp_path / "best.yaml"))
     code, _, told = call(*asked, "--nodes", "4")
     assert code == 2 and "workstation has 1, of which --nodes is 4; write a machine file" in " ".join(told.split())

@@ -117,7 +117,7 @@ def test_chunks_divide_the_time_that_fills_the_pipeline(chunks):
 
 
 def test_embedding_and_logits_that_count_as_layers_leave_the_ends_fewer():
-    """Of 105 layers each of 35 ranks has 3; with lighter ends, the busiest rank is not the one with the logits."""
+    """Each of 35 ranks has 3 of 105 layers; with lighter ends, the busiest rank is not the one with the logits."""
     case = replace(case_of(mt_nlg()), layers=103, ends_lighter=1)
     assert seconds(case) < seconds(replace(case, layers=105, ends_lighter=0))
 
@@ -219,7 +219,7 @@ def test_where_attention_takes_longer_than_messages_only_the_last_gradients_of_a
 
 
 def test_a_ring_over_nodes_sends_from_neighbour_to_neighbour_over_one_card():
-    """That holds whatever other ranks the node has. A ring of gradients uses the cards of all its ranks in the node."""
+    """Other ranks of the node do not matter. A ring of gradients uses the cards of all its ranks in the node."""
     still = OURS.model_copy(update={"overlaps_context": False})
     case = replace(case_of(mt_nlg()), **TOGETHER, sequence=1 << 16, micro_batches=1)
     free = SELENE.fabric_link.model_copy(update={"latency_seconds": 0.0, "start_seconds": 0.0})

@@ -1,6 +1,6 @@
 """The generated layouts of the sweep: every split into degrees with every schedule, and every three choices together.
 
-A new choice is one line in CHOICES, a new axis none: both are combined with all the others by themselves.
+A new choice is one line in CHOICES, and a new axis needs no line: both are combined with all others automatically.
 """
 
 import itertools
@@ -23,7 +23,7 @@ HEAD_WIDTH = 4  # default
 ROTARY: Tree = {"norm": "rms_norm", "feed_forward": "gated", "positions": "rotary", "bias": "none"}
 OFFSET: Tree = {"norm": "rms_norm_offset", "feed_forward": "gated_gelu"}
 AFTER: Tree = {"norm_position": "after", "norm_epsilon": MIN_EPSILON_AFTER}
-# Rotary positions slowed so that both pairs of columns are in part, and sequences go beyond the original positions.
+# RoPE scaling that changes both pairs of columns partly, with sequences longer than the original positions.
 _IN_PART: Tree = {"factor": 4.0, "original": 8, "slow": 0.25, "fast": 2.0}
 LATENT: Tree = {"kv_rank": 5, "plain_columns": 3, "rotated_columns": 4, "value_columns": 5, "norm_epsilon": 0.1}
 DEEPSEEK: Tree = {**ROTARY, "attention": "latent", "rope_pairs": "neighbours"}
@@ -56,7 +56,7 @@ EXPERTS: tuple[Tree, ...] = (
     },
     {"count": 4, "chosen": 1, "bias_rate": 0.1, "balance_loss": 0.3, "balance_scope": "global_batch"},
 )
-# The first layer has another adapter than the others, which leave the products down alone.
+# The first layer has a different adapter from the others, which have none on the down projections.
 ADAPTERS: tuple[Tree, ...] = (
     {"match": "layers.0.*", "settings": {"r": 3, "alpha": 2.0, "rslora": True}},
     {"match": "*.attention.*", "settings": {"r": 2, "alpha": 5.0, "dropout": 0.2}},
@@ -65,11 +65,11 @@ ADAPTERS: tuple[Tree, ...] = (
 
 
 def _every(field: str) -> tuple[Tree, ...]:
-    """A choice of each name that a setting of layers may have."""
+    """Return one choice for each value of a setting of layers."""
     return tuple({"model": {field: name}} for name in get_args(LayerForm.model_fields[field].annotation))
 
 
-# What may be chosen besides degrees and schedule. Combinations that the plan refuses are left out.
+# Choices besides degrees and schedule. Combinations that `Plan.check` rejects are skipped.
 CHOICES: Mapping[str, tuple[Tree, ...]] = {
     "zero": ({"zero": 0}, {"zero": 1}, {"zero": 2}, {"zero": 3}),
     "sequence": (
@@ -137,10 +137,10 @@ CHOICES: Mapping[str, tuple[Tree, ...]] = {
         {"layout": {"order": ("context", "pipeline", "tensor", "data")}},
     ),
     "shards": ({}, {"layout": {"shards": 2}}),
-    # Where the model has experts, the largest divisor of this that its experts and replicas allow.
+    # In a model with experts: the largest divisor of this degree that its experts and replicas allow.
     "expert": tuple({"expert": degree} for degree in EXPERT_DEGREES),
     "z-loss": ({}, {"model": {"z_loss": 0.05}}),
-    # Of Gemma and Granite. Caps are so low that they change what small models compute.
+    # Settings of Gemma and Granite. Caps are so low that they change what small models compute.
     "scores": (
         {},
         {"model": {"score_scale": 0.3}},
@@ -155,20 +155,20 @@ CHOICES: Mapping[str, tuple[Tree, ...]] = {
         {"offload": {"activations": 0.5}},
         {"offload": {"optimizer": 1.0, "activations": 1.0}},
     ),
-    # Two in three without, because adapters freeze every other parameter.
+    # Two of three choices have no adapters, because these freeze every other parameter.
     "adapters": ({}, {}, {"model": {"adapters": ADAPTERS}}),
 }
 NOT_OF_THE_PLAN = ("queries", "split", "ramp", "expert")  # read by `plan_of`
-CANDIDATES_PER_BASE = 24  # drawn for each base, of which the one with most new combinations is kept
+CANDIDATES_PER_BASE = 24  # drawn for each base; the one with the most new combinations is kept
 ROUNDS = 2
 FEATURES_TOGETHER = 3
-MAX_DISTINCT_DEGREE = 3  # degrees from here on are alike
+MAX_DISTINCT_DEGREE = 3  # larger degrees count as this one
 
 Features = frozenset[str]
 
 
 class Base(NamedTuple):
-    """Degrees by axis, and schedule."""
+    """The degrees by axis, and the schedule."""
 
     degrees: Mapping[str, int]
     schedule: str
@@ -208,14 +208,14 @@ class Together:
 
 
 class Drawn(NamedTuple):
-    """A legal plan and what it combines."""
+    """A legal plan and its features."""
 
     features: Features
     plan: Plan
 
 
 def generated_plans(max_ranks: int) -> list[Plan]:
-    """Legal plans of at most `max_ranks` ranks, the same at every call.
+    """Return legal plans of at most `max_ranks` ranks, the same at every call.
 
     Each base is drawn again in every round, and kept if it brings three features together that no plan before did.
     """
@@ -238,7 +238,7 @@ def _threes(count: int) -> tuple[NDArray[np.int64], ...]:
 
 @cache
 def _named(key: str) -> tuple[str, ...]:
-    """The features that the choices of a key are."""
+    """Return the features of the choices of a key."""
     return tuple(f"{key} {number}" for number in range(len(CHOICES[key])))
 
 
@@ -257,7 +257,7 @@ def bases(max_ranks: int) -> Iterator[Base]:
 
 
 def _draw(base: Base, round_number: int) -> Iterator[Drawn]:
-    """Legal plans of a base, their choices drawn by name."""
+    """Yield legal plans of a base with random choices, seeded by the base's name."""
     name = [f"{k}={v}" for k, v in base.degrees.items()]
     generator = generator_for(0, "certify", "layouts", round_number, base.schedule, base.chunks, *name)
     for _ in range(CANDIDATES_PER_BASE):
@@ -272,7 +272,7 @@ def _draw(base: Base, round_number: int) -> Iterator[Drawn]:
 
 
 def plan_of(base: Base, tree: Tree) -> Plan:
-    """A small model that the degrees divide."""
+    """Return the plan of a small model that the degrees divide."""
     queries, split, ramp = tree.get("queries", 1), tree["split"], tree["ramp"]
     split_heads = prod(base.degrees.get(axis, 1) for axis in ("tensor", "context"))
     groups = split_heads if split_heads > 1 else 3
@@ -302,7 +302,7 @@ def plan_of(base: Base, tree: Tree) -> Plan:
 
 
 def _layers(stages: int, split: str) -> tuple[int, ...]:
-    """Layers of each stage; balanced, the odd one over goes where the plan puts it."""
+    """Return the layers of each stage. If balanced, the plan decides where the odd layer goes."""
     counts = [1] * stages
     counts[stages // 2] += 1
     if split == "with an empty stage" and stages > 1:
@@ -314,7 +314,7 @@ def _layers(stages: int, split: str) -> tuple[int, ...]:
 
 
 def _batch(base: Base, *, ramp: bool) -> Tree:
-    """Micro-batches enough for a steady phase where that is cheap."""
+    """Return a batch with enough micro-batches for a steady phase, if that is cheap."""
     pipeline, data = base.degrees["pipeline"], base.degrees["data"]
     micro = 2 if base.ranks <= 4 else 1
     unit = micro * data * (pipeline if base.schedule == "interleaved" else 1)

@@ -1,8 +1,8 @@
-"""The model once more, in plain torch: one process, nothing split, nothing clever.
+"""A second implementation of the model in plain torch, for one process: the oracle of the certificate.
 
-The oracle of the certificate. It shares the shape of the model and the function that makes a seed of a name with the
-engine, and no code of `model`, `parallel` or `training`: a fault there cannot hide by being in both. Which parameters
-there are and how they begin is in `rules`.
+It shares the shape of the model and the function that derives a seed from a name with the engine, but no code of
+`model`, `parallel` or `training`, so that a fault cannot be in both. `rules` lists the parameters and their initial
+values.
 
 Legend: B sequences, S positions, H hidden, N heads, G key-value heads, D head width, V vocabulary.
 """
@@ -29,7 +29,7 @@ class Drop(Protocol):
     """Dropout of a step."""
 
     def __call__(self, x: Tensor, site: str, rate: float | None = None) -> Tensor:
-        """x [B, S, H] -> x with elements zeroed. rate: by default the model's."""
+        """Return x [B, S, H] with elements zeroed. rate: by default the model's."""
 
 
 def first_weights(model: ModelShape, seed: int) -> dict[str, Tensor]:
@@ -99,15 +99,15 @@ def losses_of(
 
 @cache
 def _added() -> dict[str, Callable[[ModelShape, Tensor], Tensor | None]]:
-    """Return the losses that training may add, by name: of each, what it gives each token [B, S]."""
+    """Return the functions of the losses that training may add, by name; each returns the loss of each token [B, S]."""
     names = sorted(found.name for found in pkgutil.iter_modules(losses.__path__))
     modules: dict[str, Any] = {name: import_module(f"{losses.__name__}.{name}") for name in names}
     return {name: module.loss_of for name, module in modules.items()}
 
 
 def dropping(model: ModelShape, seed: int, step: int, samples: range, streams: list[int] | None = None) -> Drop:
-    """Dropout of a step: each sample's mask at each site is a function of their names alone. streams: gets the seed of
-    every mask."""
+    """Return the dropout of a step: the mask of a sample at a site depends on their names alone. streams: gets the seed
+    of every mask."""
 
     def mask(site: str, rate: float, sample: int, shape: torch.Size) -> Tensor:
         stream = seed_for(seed, "dropout", site, step, sample)
@@ -136,5 +136,5 @@ def noise(seed: int, step: int) -> Callable[[str, tuple[int, ...]], Tensor]:
 
 
 def keep_all(x: Tensor, site: str, rate: float | None = None) -> Tensor:
-    """No dropout."""
+    """Return x unchanged, without dropout."""
     return x

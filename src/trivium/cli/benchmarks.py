@@ -36,19 +36,19 @@ Loses = Callable[[Tree, Tree], bool]
 class Kept:
     """The files of one call's results: `RUN/name/results.json`, and the user's file with the results of this call only.
 
-    join: earlier results and those of now as one. loses: whether the joined ones lack something of the earlier; then
-    the earlier file stays beside them as `results.previous.json`, `results.previous-2.json`, …, and that is said.
+    join: merges earlier results with new ones. loses: whether the merged results lack something of the earlier ones.
+    The earlier file is then renamed to `results.previous.json`, `results.previous-2.json`, …, and a message says so.
     """
 
     def __init__(self, run: Path | None, name: str, also: Path | None, join: Join, loses: Loses) -> None:
         self._own = None if run is None else run / name / "results.json"
         self._also, self._join, self._loses = also, join, loses
         self._earlier: Tree | None = None
-        self._is_there = False  # a file that is not this call's
+        self._is_there = False  # whether there is a file that this call did not write
         self._written: bytes | None = None
 
     def write(self, found: Tree) -> list[Path]:
-        """Write what was found so far; returns where."""
+        """Write the results so far, and return the paths of the files."""
         places = []
         if self._own is not None:
             self._own.parent.mkdir(parents=True, exist_ok=True)
@@ -63,12 +63,12 @@ class Kept:
 
     def _keep(self, place: Path, found: Tree) -> None:
         there = _bytes(place)
-        if there != self._written:  # an earlier call's, or that of one at work beside this
+        if there != self._written:  # written by an earlier or a concurrent call
             self._earlier, self._is_there = _tree(there), there is not None
         try:
             tree = found if self._earlier is None else self._join(self._earlier, found)
             lost = self._is_there and (self._earlier is None or self._loses(self._earlier, tree))
-        except (KeyError, TypeError, AttributeError):  # results of an older version, or of other hands
+        except (KeyError, TypeError, AttributeError):  # results of an older version, or edited by hand
             tree, lost = found, True
         if lost:
             to = _free(place)
@@ -106,7 +106,7 @@ def _bytes(place: Path) -> bytes | None:
 
 
 def _tree(found: bytes | None) -> Tree | None:
-    """The results that bytes say; None of those that say none."""
+    """Return the results in a file's bytes; None if they are not JSON of an object."""
     try:
         tree = parse_json(found or b"")
     except ValueError:
@@ -118,7 +118,7 @@ Ask = Callable[[Any], dict[str, Any]]
 
 
 def refuse_layout(checkpoint: Path, layout: Layout) -> None:
-    """ConfigError, in the words of a training's, where the model does not fit ranks that have not been started yet."""
+    """Raise ConfigError, as a training would, if the model does not fit the layout; called before ranks start."""
     from trivium.checkpoint.format import read_manifest
     from trivium.config import build
     from trivium.model.whole import answering_plan
@@ -129,9 +129,9 @@ def refuse_layout(checkpoint: Path, layout: Layout) -> None:
 
 
 def answered(work: Ask, checkpoint: Path, tokenizer: Path, layout: Layout) -> dict[str, Any] | None:
-    """Return what `work` finds with a scorer of this checkpoint, its ranks forked here or started by torchrun.
+    """Run `work` with a scorer of this checkpoint, on ranks that are forked here or were started by torchrun.
 
-    Plain data; None on ranks of torchrun that have nothing to say. ConfigError where the model does not fit the layout.
+    Returns plain data; None on ranks of torchrun other than the first. Raises ConfigError if the model does not fit.
     """
     from trivium.comms.launch import connected, run_ranks, torchrun_place
     from trivium.comms.mesh import Mesh
@@ -149,7 +149,7 @@ def answered(work: Ask, checkpoint: Path, tokenizer: Path, layout: Layout) -> di
             mesh = Mesh.connect(layout, place.rank, place.world_size, place.device)
             found = work(NativeScorer.open(checkpoint, tokenizer, mesh=mesh))
             if place.rank == 0:
-                out.write_text(json.dumps(found), encoding="utf-8")  # in the order of one process
+                out.write_text(json.dumps(found), encoding="utf-8")  # keys in the order in which `work` made them
 
     with tempfile.TemporaryDirectory(prefix="trivium-answers-") as folder:
         out = Path(folder) / "found.json"
@@ -167,7 +167,7 @@ def answered(work: Ask, checkpoint: Path, tokenizer: Path, layout: Layout) -> di
 
 @dataclass(frozen=True)
 class Asked:
-    """The questions of a user. field: the setting that names the tasks."""
+    """The tasks that a user asks for. field: the option that names the tasks."""
 
     tasks: str
     data: Path | None
@@ -177,7 +177,7 @@ class Asked:
 
 
 def config_of(shots: str | None, limit: int | None, sets: Sequence[str]) -> BenchmarkConfig:
-    """The options as a config; ConfigError names what cannot be."""
+    """Return the options as a config. Raises ConfigError for invalid values."""
     given: dict[str, Any] = {}
     if shots is not None:
         given["shots"] = [_shots(part.strip()) for part in shots.split(",") if part.strip()]
@@ -187,9 +187,9 @@ def config_of(shots: str | None, limit: int | None, sets: Sequence[str]) -> Benc
 
 
 def rows_of(asked: Asked) -> tuple[list[Any], dict[str, str]]:
-    """Benchmarks ready to be asked, and those that were not found, with the reason.
+    """Return the benchmarks that are ready to run, and the missing ones with the reason.
 
-    A task named itself must be there; of a group, those that are there are asked. DataError when none is.
+    A task that is named itself must exist; of a group, the existing ones are used. Raises DataError if none exists.
     """
     from trivium.evaluation.benchmark import prepare
     from trivium.evaluation.tasks.definition import chosen, definition
@@ -220,11 +220,11 @@ def rows_of(asked: Asked) -> tuple[list[Any], dict[str, str]]:
 
 
 def evaluate_target(target: "Target", asked: Asked, progress: Progress) -> Iterator[dict[str, Any]]:
-    """The results tree after each checkpoint, so that none is lost with a later one; on ranks of torchrun that have
-    nothing to say there is none."""
+    """Yield the results after each checkpoint, so that a failure at a later one loses none. Ranks of torchrun other
+    than the first yield nothing."""
     from trivium.evaluation.benchmark import FORMAT, evaluate_benchmarks, series_of
 
-    refuse_layout(_checkpoints(target, asked)[0], asked.config.layout)  # before rows are read: from the Hub
+    refuse_layout(_checkpoints(target, asked)[0], asked.config.layout)  # before rows are downloaded from the Hub
     ready, missing = rows_of(asked)
     overlap = _overlap(target, ready)
     series: list[dict[str, Any]] = []
@@ -272,7 +272,7 @@ def about_checkpoint(checkpoint: Path) -> dict[str, Any]:
 
 
 def about_newest(checkpoints: Path) -> dict[str, Any]:
-    """The same of the newest checkpoint of a run."""
+    """Return the same for the newest checkpoint of a run."""
     from trivium.checkpoint.format import published
 
     return about_checkpoint(published(checkpoints)[-1])
@@ -298,7 +298,7 @@ def kept(target: "Target", asked: Asked, also: Path | None) -> Kept:
 
 
 def tell(found: Mapping[str, Any]) -> None:
-    """Print the table of results, what was left out, and what deserves a warning."""
+    """Print the table of results, the skipped tasks, and warnings."""
     rows = [
         (
             *(task, shots, percent(r["accuracy"]), percent_range(r["interval"]), percent(r["chance"]), r["n"]),
@@ -350,7 +350,7 @@ def _shots(text: str) -> int | str:
 
 
 def _overlap(target: "Target", ready: Sequence[Any]) -> Any:
-    """The questions' n-grams that stand in the corpus of the run; None where there is no corpus."""
+    """Return the n-grams of questions that occur in the corpus of the run; None if it has no corpus."""
     if target.documents is None:
         return None
     from trivium.corpus.config import DecontaminationConfig

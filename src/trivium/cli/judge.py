@@ -31,7 +31,7 @@ class _ScoresByDefault(Group):
     """`trivium judge FILE` is `trivium judge score FILE`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put the command in front of arguments that begin with none."""
+        """Insert the command before arguments that do not begin with one."""
         begins = bool(args) and (args[0] in self.commands or args[0] == "--help")
         return super().parse_args(ctx, args if begins or not args else [SCORE, *args])
 
@@ -148,7 +148,7 @@ def _refuse(asked: Asked, prompt: "Prompt") -> None:
 
 
 def _judged(asked: Asked, prompt: "Prompt", items: list["Item"], config: JudgeConfig) -> tuple[str, "list[Judged]"]:
-    """Return the judge's name and what it said of each item."""
+    """Return the judge's name and its result for each item."""
     from trivium.evaluation.judges.asking import ANSWERS, NoBackend, Record
     from trivium.evaluation.judges.asking import judge as ask_judge
 
@@ -197,7 +197,7 @@ def _by_model(
 
 
 def _refuse_other_work(asked: Asked, model: str) -> None:
-    """Raise ConfigError where the folder has the scores of another judge, which would be replaced."""
+    """Raise ConfigError if the folder has the scores of another judge, which would be replaced."""
     from trivium.evaluation.judges.folder import FORMAT, SUMMARY
     from trivium.untrusted import read_optional_json
 

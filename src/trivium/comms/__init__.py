@@ -1,1 +1,1 @@
-"""Reads a layout and this process's rank. Provides groups, collectives and the messages between ranks."""
+"""Groups, collectives and messages between ranks, made from a layout and this process's rank."""

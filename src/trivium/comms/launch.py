@@ -1,4 +1,4 @@
-"""Start ranks, or find this process's place among those torchrun started. Only this module reads RANK and the like."""
+"""Start ranks, or find this process's place among those of torchrun. Only this module reads RANK and the like."""
 
 import contextlib
 import ctypes
@@ -342,7 +342,7 @@ class Ranks:
             first, report = killed[0], ""
         elif reports:
             first, report = int(reports[0].name.removeprefix("failed-")), reports[0].read_text()
-            self.processes[first].join(timeout=5)  # it ends right after its report; its code tells the kind
+            self.processes[first].join(timeout=5)  # it ends right after its report; the kind of error is its exit code
         else:
             first, report = failed[0], ""
         return RankFailed(first, {r: p.exitcode for r, p in enumerate(self.processes)}, report)
@@ -437,7 +437,7 @@ def _give_back_what_is_free() -> None:
 def _enter(
     function: Callable[..., None], place: Place, arguments: tuple[Any, ...], directory: str, launcher: int, number: int
 ) -> None:
-    """Be a forked rank. number: among the ranks that this launcher forked."""
+    """Run a forked rank. number: its index among the ranks that this launcher forked."""
     gc.freeze()  # otherwise the collector would write to, and so copy, every page shared with the launcher
     end_with(launcher)
     torch.set_num_threads(1)

@@ -41,7 +41,7 @@ class Estimate:
     """The price of a plan. worst: coordinate of the rank with the largest memory. memory: bytes of that rank.
     memory_limit, host_limit: bytes that a rank may use of its device and its host. fits: whether these are enough.
     translation_seconds: of reverse address translation, which are part of the seconds of the collectives. busy_seconds:
-    of a device, as the mean of all. joules: of all devices and hosts; None if the machine names no watts."""
+    mean over all devices. joules: of all devices and hosts; None if the machine names no watts."""
 
     parts: StepSeconds
     tokens: int

@@ -1,4 +1,4 @@
-"""Bytes that a rank passes to collectives because of routers: loads, and the forward pass that counts them first."""
+"""Bytes that routers add to a rank's collectives: loads, and the forward pass that counts them first."""
 
 from collections import Counter
 

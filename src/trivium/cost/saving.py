@@ -13,8 +13,8 @@ HOST_COPY_BYTES_PER_SECOND = 20e9
 
 
 class Saved(NamedTuple):
-    """largest: bytes that the rank with the largest share writes, at most. total: bytes of all tensors. writers: number
-    of ranks that write."""
+    """Bytes of a checkpoint. largest: most bytes that one rank writes. total: bytes of all tensors. writers: number of
+    ranks that write."""
 
     largest: float
     total: float
@@ -22,24 +22,24 @@ class Saved(NamedTuple):
 
 
 class NearCopy(NamedTuple):
-    """stops_seconds: for which training waits for a copy. sends_seconds: for which the network then carries it to a
-    second host."""
+    """Time of a copy near the ranks. stops_seconds: how long training waits for it. sends_seconds: how long the network
+    then takes to send it to a second host."""
 
     stops_seconds: float
     sends_seconds: float
 
 
 def saved_bytes(plan: Plan) -> Saved:
-    """Return the bytes of weights, masters and moments that ranks write: together each element once.
+    """Return the bytes of weights, masters and moments that ranks write; each element is written once.
 
-    With ZeRO, the ranks that replicate a slice share it; without, the first of them writes.
+    With ZeRO, the ranks that replicate a slice share it; without ZeRO, the first of them writes it.
     """
     layout = plan.layout
     held = [memory_of_rank(plan, layout.coordinate(0)._replace(pipeline=rank)) for rank in range(layout.pipeline)]
     copies = {0: 1, 1: layout.replicas, 2: layout.replicas, 3: layout.copies}[plan.zero]
     over = layout.copies if plan.zero else 1  # replicas of a sharded state
     largest = max(h.optimizer / over + h.weights / copies for h in held)
-    # What several ranks hold without splitting it, as norms and tied tables, is written once.
+    # Tensors that several ranks replicate, such as norms and tied tables, are written once.
     changes = {"layout": Layout(), "schedule": "1f1b", "rows": None, "partition": Partition(), "zero": 0}
     whole = memory_of_rank(plan.model_copy(update=changes), Layout().coordinate(0))
     writers = layout.tensor * layout.pipeline * (layout.replicas if plan.zero else 1)

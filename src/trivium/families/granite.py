@@ -15,7 +15,7 @@ LLAMA = llama_like("GraniteForCausalLM", "granite", said=MappingProxyType({"atte
 
 
 def read(config: Config, where: str) -> Tree:
-    """The settings of a model. An absent multiplier is 1, that of attention scores included."""
+    """Return the settings of a model. An absent multiplier is 1, also that of attention scores."""
     return {
         **LLAMA.read(config, where),
         "embedding_scale": config.get("embedding_multiplier", 1.0),
@@ -26,7 +26,7 @@ def read(config: Config, where: str) -> Tree:
 
 
 def write(model: ModelShape) -> Tree:
-    """The fields of config.json."""
+    """Return the fields of config.json."""
     scale = model.score_scale
     return {
         **LLAMA.write(model),
@@ -38,10 +38,10 @@ def write(model: ModelShape) -> Tree:
 
 
 def logits(config: Config, tensors: Tensors, tokens: torch.Tensor) -> torch.Tensor:
-    """tokens [B, S] -> logits [B, S, V]: those of a Llama whose tensors include the multipliers."""
+    """tokens [B, S] -> logits [B, S, V], computed by a Llama whose tensors include the multipliers."""
     width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     embedding = config["embedding_multiplier"]
-    # The table is also the head's where it is tied.
+    # If the table is tied, the head uses it too.
     again = embedding if config["tie_word_embeddings"] else 1.0
     factors: dict[str, float] = {
         "model.embed_tokens": embedding,

@@ -55,7 +55,7 @@ class Stage(nn.Module):
         around = {n: Around(n, region, context, plan.recompute, self.operations, mesh.expert) for n in layers}
         blocks = {str(n): module_of(model.each_layer[n], around[n]) for n in layers}
         self.layers = nn.ModuleDict(blocks)
-        # The first layers keep what their backwards need on the host, which the trainer gives.
+        # The activations of the first layers are kept on the host; the trainer sets it.
         self.layers_away = plan.offload.layers(len(layers))
         self.host: HostActivations | None = None
         self._weights: dict[nn.Module, frozenset[int]] = {}
@@ -69,7 +69,7 @@ class Stage(nn.Module):
                 self.head.compile_training()
 
     def forward(self, x: torch.Tensor | None, inputs: Inputs) -> torch.Tensor | Losses:
-        """Hidden states [S here, B, H]; from the last stage the losses by name, or logits when there are no targets.
+        """Return hidden states [S here, B, H]; on the last stage the losses by name, or logits if there are no targets.
 
         x: the previous stage's hidden states; None for the first stage.
         """
@@ -77,12 +77,12 @@ class Stage(nn.Module):
         return x if self.head is None else self.head(x, self._output_table(), inputs)
 
     def hidden(self, x: torch.Tensor | None, inputs: Inputs) -> torch.Tensor:
-        """Hidden states [S here, B, H] behind its blocks."""
+        """Return the hidden states [S here, B, H] after the blocks of this stage."""
         if self.is_first:
             assert self.embedding is not None, "the first stage embeds"
             embedded: torch.Tensor = self.embedding(inputs)
             if torch.is_grad_enabled() and not embedded.requires_grad:
-                embedded.requires_grad_()  # a frozen embedding has no graph, in which the blocks have a backward
+                embedded.requires_grad_()  # a frozen embedding has no graph, but the blocks need one
             x = embedded
         assert x is not None, f"stage {self.number} needs the output of stage {self.number - 1}"
         before: Kept | None = None
@@ -92,18 +92,18 @@ class Stage(nn.Module):
                 x, before = self.host.run(layer, x, self._storages_of(block), before)
                 continue
             x = block(x, inputs)
-            if before is not None:  # whose activations return while the backward of this layer runs
+            if before is not None:  # its activations return during the backward of this layer
                 (x,), before = AtBackward.apply(before.fetch, x), None
         return x
 
     def _storages_of(self, block: nn.Module) -> frozenset[int]:
-        """Return the identities of the storages of a block's weights; a bucket gives them once."""
+        """Return the identities of the storages of a block's weights; buckets allocate them once."""
         if block not in self._weights:
             self._weights[block] = frozenset(int(p.untyped_storage()._cdata) for p in block.parameters())
         return self._weights[block]
 
     def predict(self, x: torch.Tensor) -> torch.Tensor:
-        """Logits [T, vocabulary] of the last stage's hidden states [T, H], on every tensor rank."""
+        """Return the logits [T, vocabulary] of the last stage's hidden states [T, H], on every tensor rank."""
         assert self.head is not None, f"stage {self.number} has no head: the last stage predicts"
         if self.head.region.group.size > 1:
             return self.head.logits(x.unsqueeze(1), self._output_table()).squeeze(1)
@@ -139,7 +139,7 @@ class Stage(nn.Module):
 
 
 def _around(plan: Plan, mesh: Mesh, operations: Operations) -> tuple[Region, Context]:
-    """Return tensor region and context of the blocks. Those that communicate or defer gradients are not compiled."""
+    """Return tensor region and context of the blocks. One that communicates or defers gradients is not compiled."""
     float8 = plan.precision.float8
     exchanges = mesh.tensor.size > 1 or (float8 is not None and (mesh.context.size > 1 or float8.recipe == "delayed"))
     opaque = plan.compiled and (exchanges or is_split(plan.schedule_table()))
@@ -158,7 +158,7 @@ def _around(plan: Plan, mesh: Mesh, operations: Operations) -> tuple[Region, Con
 
 
 def build_stages(plan: Plan, mesh: Mesh, *, seed: int | None) -> dict[int, Stage]:
-    """The stages of this rank by number, on its device, filled with initial values (without a seed: zeros).
+    """Return the stages of this rank by number, on its device, with initial values (without a seed: zeros).
 
     A first and a last stage on the same rank share one tied table.
     """
@@ -171,7 +171,7 @@ def build_stages(plan: Plan, mesh: Mesh, *, seed: int | None) -> dict[int, Stage
 
 
 def bare_stages(plan: Plan, mesh: Mesh) -> dict[int, Stage]:
-    """The stages of this rank by number, whose parameters take no memory until each is `placed`."""
+    """Return the stages of this rank by number. A parameter uses no memory until it is `placed`."""
     with torch.device("meta"):
         stages = {number: Stage(plan, number, mesh) for number in plan.stages_of(mesh.pipeline.index)}
     return {number: stage.to(DTYPES[plan.precision.weights]) for number, stage in stages.items()}
@@ -179,8 +179,8 @@ def bare_stages(plan: Plan, mesh: Mesh) -> dict[int, Stage]:
 
 @torch.no_grad()
 def placed(stage: Stage, name: str, plan: Plan, mesh: Mesh, *, seed: int | None) -> nn.Parameter:
-    """A parameter of a bare stage, now in the memory of this rank's device, with its initial values (without a seed:
-    zeros)."""
+    """Allocate a parameter of a bare stage on this rank's device, and return it with its initial values (without a
+    seed: zeros)."""
     path, _, own = name.rpartition(".")
     module, row = stage.get_submodule(path), stage.table[name]
     bare: nn.Parameter = getattr(module, own)
@@ -195,7 +195,7 @@ def placed(stage: Stage, name: str, plan: Plan, mesh: Mesh, *, seed: int | None)
 
 
 def share_table(stages: Mapping[int, Stage], plan: Plan) -> None:
-    """Let a first and a last stage on the same rank have one tied table, that of the first."""
+    """Let a first and a last stage on the same rank share one tied table, that of the first."""
     first, last = stages.get(0), stages.get(plan.last_stage)
     if plan.model.head == "tied" and first is not None and last is not None and first is not last:
         assert first.embedding is not None and last.embedding is not None, "both ends hold the tied table"

@@ -1,4 +1,4 @@
-"""The losses of routers, which training adds to what it minimises, and their derivatives by the router's logits.
+"""The auxiliary losses of routers, and their derivatives by the router's logits.
 
 balance_loss rewards an even load: a E sum of f_e P_e, with f_e the tokens that chose expert e, divided by k times the
 tokens, and P_e the mean probability of e (arXiv 2101.03961). Loads are constant in the gradient. router_z_loss is c
@@ -36,14 +36,14 @@ def counts_first(model: ModelShape, stages: Number, micro_batches: Number) -> An
 
 
 def balance_factor(experts: Experts, layers: int) -> float:
-    """Return the factor of sum of f_e P_e of one layer. layers: those of experts in the model, over which transformers
-    takes one mean of loads and one of probabilities; its loads sum to k."""
+    """Return the factor of sum of f_e P_e of one layer. layers: number of layers with experts in the model, over which
+    transformers averages loads and probabilities; its loads sum to k."""
     factor = experts.balance_loss * experts.count
     return factor if experts.balance_convention == "megatron" else factor * experts.chosen / layers
 
 
 def probabilities(experts: Experts, scores: "Tensor") -> "Tensor":
-    """Return the probability of each expert, [..., E]: the scores, of sigmoids divided by their sum."""
+    """Return the probability of each expert, [..., E]: the scores, divided by their sum if they are sigmoids."""
     return scores if experts.scores == "softmax" else scores / scores.sum(-1, keepdim=True)
 
 

@@ -1,4 +1,4 @@
-"""The dtype of everything a rank holds and sends."""
+"""The dtypes of everything that a rank stores and sends."""
 
 from typing import Annotated, Any, Literal
 
@@ -14,9 +14,9 @@ class Precision(Config):
     """Weights and activations are in `weights`; what accumulates is never narrower than fp32.
 
     Gradients accumulate over micro-batches, and master weights and moments are kept, in fp32 (fp64 when the
-    weights are) unless `gradients` says otherwise: for bf16, 18 bytes per parameter, or 16 where nothing accumulates
-    (`gradients_of`). MT-NLG section 2 counts 20
-    (2 + 4 + 2 + 4 + 4 + 4), with a 2-byte gradient besides the accumulated one.
+    weights are) unless `gradients` says otherwise: for bf16, 18 bytes per parameter, or 16 if nothing accumulates
+    (`gradients_of`). MT-NLG section 2 counts 20 (2 + 4 + 2 + 4 + 4 + 4), with a 2-byte gradient besides the accumulated
+    one.
     """
 
     # dtype of weights and activations; bf16, fp16: the optimizer updates fp32 master weights
@@ -46,7 +46,7 @@ class Precision(Config):
         return self.weights if once and self.gradients is None else self.accumulation
 
     def reduction_of(self, *, once: bool) -> Dtype:
-        """The dtype in which gradients are sent."""
+        """Return the dtype in which gradients are reduced."""
         return self.communication or self.gradients_of(once=once)
 
 

@@ -1,5 +1,5 @@
-"""Upper limits for the numbers of a plan: above everything that was built, and low enough that 64-bit integers hold all
-totals and that every plan can be priced."""
+"""Upper limits for the numbers of a plan. They exceed every existing model, and are so low that 64-bit integers hold
+all totals and every plan can be priced."""
 
 from typing import Annotated
 

@@ -23,7 +23,7 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
 
 
 class OutOfStep(TriviumError):
-    """An operation failed on the first rank of several, so that the others may wait for its part of the work."""
+    """An operation failed on the first of several ranks, so that the others may wait for it forever."""
 
 
 class LeadingRows(Rows):
@@ -51,7 +51,7 @@ class LeadingRows(Rows):
             super().score(ids, use)
 
     def end(self) -> None:
-        """Let the other ranks return from `follow`."""
+        """Make the other ranks return from `follow`."""
         self._send(None)
 
     @contextmanager

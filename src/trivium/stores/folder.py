@@ -1,4 +1,4 @@
-"""Publish a folder at a URL, and bring it back: files in parts that are named by their content, the manifest last.
+"""Upload a folder to a URL, and download it: files are stored in parts named by their sha256, the manifest last.
 
     URL/parts/SHA256   bytes of a file, at most PART_BYTES
     URL/folder.json    files: name -> the sha256 and the bytes of its parts, in order; written last, as one object
@@ -23,7 +23,7 @@ from trivium.untrusted import open_regular, parse_json
 FORMAT = "trivium-folder-1"
 FOLDER = "folder.json"
 PARTS = "parts"
-PART_BYTES = 64 << 20  # of a file, in memory while they are sent or read
+PART_BYTES = 64 << 20  # most bytes of a part, which is in memory while it is sent or read
 
 
 class _Part(Config):
@@ -39,7 +39,7 @@ class _Folder(Config):
 def upload(folder: Path, url: Remote, names: Iterable[str]) -> int:
     """Publish these files of a folder, and return how many bytes were sent: those that the store lacks.
 
-    Until the manifest is written the store has the former state. Files that the names leave out are forgotten.
+    Until the manifest is written the store has the previous state. Files that are not in `names` are removed from it.
     """
     before, sent, files = _published(url), 0, {}
     for name in names:
@@ -75,10 +75,10 @@ def _known_start(file: BinaryIO, size: int, known: tuple[_Part, ...]) -> Iterato
 
 
 def download(url: Remote, folder: Path, names: Iterable[str] | None = None) -> int:
-    """Bring files (None: all) of a published folder here, and return how many bytes were read. A file appears under
-    its name when it is complete and every part has its sha256; one that is here already in its size is not read again.
+    """Download files (None: all) of a published folder, and return how many bytes were read. A file gets its name when
+    it is complete and every part has its sha256. A file that is here in its size is not read again.
 
-    Raises DataError if there is none or a part is damaged.
+    Raises DataError if there is no such folder or a part is damaged.
     """
     files, total = _published(url), 0
     if not files:

@@ -64,7 +64,7 @@ def blend_of(manifest: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def never_read(manifest: Mapping[str, Any], sequence: int) -> dict[str, int]:
-    """Return for each source the training tokens that no sample reads: all if its weight is 0, else an incomplete end.
+    """Return for each source the training tokens that no sample reads: all if its weight is 0, else the incomplete end.
 
     A source shorter than one sample repeats within it, so it loses none.
     """

@@ -25,7 +25,7 @@ Counting = Callable[[Sequence[Inputs]], object]  # runs the forward of all micro
 
 class LayerLoad(NamedTuple):
     """The choices of a layer's tokens in a step. counts: of each expert. dropped: those beyond an expert's capacity;
-    None where there is none."""
+    None without a capacity."""
 
     counts: tuple[int, ...]
     dropped: int | None = None
@@ -51,8 +51,8 @@ class LayerLoad(NamedTuple):
 
 
 class Routers:
-    """The routers of a rank's stages. `sums` holds what the tokens here chose in the last step, [L (E + 1)]: the number
-    of each expert, and that of dropped choices; on the first tensor rank, as all of them choose alike."""
+    """The routers of a rank's stages. `sums` has the choices of this rank's tokens in the last step, [L (E + 1)]: how
+    many for each expert, and how many were dropped. Only the first tensor rank counts, because all choose alike."""
 
     def __init__(self, plan: Plan, mesh: Mesh, buckets: Sequence[Bucket]) -> None:
         self.plan, self.mesh = plan, mesh
@@ -60,7 +60,7 @@ class Routers:
         self.width = max(e.count for e in self.experts.values()) + 1
         self.sums = torch.zeros(len(self.experts) * self.width, dtype=torch.float64, device=mesh.device)
         places = {slot.row.name: (bucket, slot) for bucket in buckets for slot in bucket.slots}
-        # Adapters freeze the model beside them, and a group of the optimizer may freeze a bias.
+        # Adapters freeze the rest of the model, and a group of the optimizer may freeze a bias.
         groups, adapts = plan.optimizer, bool(plan.model.adapters)
         self._biases = {
             layer: places[name]
@@ -74,7 +74,7 @@ class Routers:
 
     def watching(self, inputs: Sequence[Inputs], sequences: int, loss_scale: float, counting: Counting) -> list[Inputs]:
         """Return micro-batches whose routers are counted, and add the gradients of their losses. sequences: of the
-        whole batch. counting: runs a forward pass, where loads must be known before the first backward."""
+        whole batch. counting: runs a forward pass, if loads must be known before the first backward."""
         mesh = self.mesh
         averaging = Averaging(
             sequence=self.plan.model.sequence,
@@ -95,7 +95,7 @@ class Routers:
 
     @torch.no_grad()
     def _fractions(self, every: Sequence[Loads]) -> list[Mapping[int, Tensor]]:
-        """Return of each micro-batch the fractions of tokens by layer, from a pass that counted them."""
+        """Return the fractions of tokens by layer for each micro-batch, from a pass that counts them."""
         found: list[dict[int, Tensor]] = [{} for _ in every]
         for layer, experts in self.experts.items():
             if experts.balance_loss and layer in every[0].routers:
@@ -107,7 +107,7 @@ class Routers:
         return self._pooled(found) if pooled else list(found)
 
     def _layer_fractions(self, counts: Tensor, experts: Experts, loads: Loads) -> Tensor:
-        """counts [micro-batches, G, E] of tokens here -> fractions of the same shape."""
+        """Counts [micro-batches, G, E] of this rank's tokens -> fractions of the same shape."""
         tokens, group = loads.averaging.set_of(experts, loads.sequences)
         sets = counts.sum(0, keepdim=True) if experts.balance_scope == "global_batch" else counts
         return (all_reduce_(sets, group) / (experts.chosen * tokens)).expand_as(counts)
@@ -123,8 +123,8 @@ class Routers:
 
     @torch.no_grad()
     def finish(self, loss_scale: float) -> dict[str, Tensor]:
-        """Return this rank's shares of the losses of the step that was watched, times `loss_scale`, and keep what its
-        routers chose."""
+        """Return this rank's shares of the losses of the watched step, times `loss_scale`, and keep the choices of its
+        routers."""
         losses = {
             name: torch.zeros((), dtype=torch.float64, device=self.mesh.device)
             for name in router_loss_names(self.plan.model)
@@ -149,7 +149,7 @@ class Routers:
     def update_biases(self, sums: Tensor) -> None:
         """Move the bias of each expert towards an even load, once an update was accepted (arXiv 2408.15664).
 
-        sums: those of all ranks, so that every rank moves its biases alike.
+        sums: those of all ranks, so that every rank moves its biases equally.
         """
         rows = sums.view(len(self.experts), self.width)
         for number, (layer, experts) in enumerate(self.experts.items()):

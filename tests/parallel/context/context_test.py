@@ -102,8 +102,8 @@ def without_masks(name: str, fused: Any) -> Any:
 def test_what_is_seen_in_part_is_attended_some_queries_at_a_time(
     mode: str, packed: bool, window: int | None, kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A kernel that takes masks computes it, or the formula. Without a kernel, as for fp32 on a GPU, the formula computes
-    all of it."""
+    """A kernel that takes masks computes it, or the formula. Without a kernel, as for fp32 on a GPU, only the
+    formula does."""
     monkeypatch.setattr(ring_attention, "BLOCK_QUERIES", 3)
     for name in ("tile", "tile_gradients"):
         if kernel == "is not there":

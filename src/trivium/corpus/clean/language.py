@@ -1,7 +1,7 @@
 """Keep some languages, as detected by pycld2 (the detector of Pile-CC and MT-NLG).
 
 Detection is the most expensive filter, so it begins with a few short pieces, spread evenly over the text. If they are
-surely of one language, it is the language of the text. Otherwise the whole text decides.
+reliably of one language, it is the language of the text. Otherwise the full text decides.
 """
 
 import re
@@ -12,7 +12,7 @@ from trivium.corpus.config import LanguageConfig
 from trivium.corpus.document import Document
 from trivium.corpus.steps import Drop, Keep, Step, Verdict, measured_step, noted
 
-# pycld2 refuses control characters and lone surrogates
+# pycld2 rejects control characters and lone surrogates.
 _UNREADABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
 _PIECES = 4
 _UNKNOWN = "un"

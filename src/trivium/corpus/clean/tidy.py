@@ -21,7 +21,7 @@ REPAIRED_LETTERS = frozenset(
     map(chr, (*range(0x80, 0xA0), 0x2028, 0x2029, *range(0xD800, 0xE000), *LIGATURES, *_WIDTHS))
 )
 # Every sign of mis-decoded text that ftfy knows is shorter than this, and has two adjacent characters beyond ASCII, a
-# C1 control, or one of four letters. Removing a control may also bring one together.
+# C1 control, or one of four letters. Removing a control may also create one.
 _MAX_SIGN, _SIGNS = 8, "ŒœÃÂ"
 _BAD = re.compile(BADNESS_RE.pattern, BADNESS_RE.flags | re.MULTILINE)
 _ENDS_OF_LINES = str.maketrans("\v\f", "\n\n")
@@ -29,7 +29,7 @@ _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 # Normalisation sorts each run of combining marks, in quadratic time. The Stream-Safe Text Format of UAX #15 allows
 # runs of 30, and no language needs more.
 MOST_MARKS = 30
-# Text that was decoded wrongly n times is about 2**n times as long, so no honest text needs that many rounds.
+# Text that was decoded wrongly n times is about 2**n times as long, so no natural text needs this many rounds.
 MOST_ROUNDS = 16
 
 

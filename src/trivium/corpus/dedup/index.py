@@ -161,7 +161,7 @@ def _candidates(parts: Sequence[IndexPart], first_new: int, *, bands: int) -> Pa
     """Return the pairs that agree in a band and whose later document is new. One band is in memory at a time."""
 
     def of_band(band: int) -> Pairs:
-        # Copied, because a mapped file stays open, and a process may only have about a thousand open files.
+        # Copy the band, because a mapped file stays open, and a process may only have about a thousand open files.
         keys = np.concatenate([np.empty(0, np.uint64), *(part.bands()[band].copy() for part in parts)])
         pairs = pairs_in_band(keys, chain=CHAIN)
         return pairs[pairs[:, 1] >= first_new]
@@ -173,7 +173,7 @@ def _similarities(parts: Sequence[IndexPart], pairs: Pairs) -> NDArray[np.float6
     """Return the Jaccard similarity of each pair, computed for two parts at a time."""
     ends = np.array([part.first + part.documents for part in parts])
     owners = np.searchsorted(ends, pairs, side="right")
-    # Sorted once: a large index has too many pairs of parts to search all pairs for each.
+    # Pairs are sorted once, because a large index has too many pairs of parts to search all pairs for each.
     order = np.lexsort((owners[:, 1], owners[:, 0]))
     both, begin = np.unique(owners[order], axis=0, return_index=True)
     similarities = np.zeros(len(pairs))

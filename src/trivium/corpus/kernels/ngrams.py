@@ -24,13 +24,13 @@ from trivium.corpus.kernels.words import (
 
 _FILTER_BITS_PER_KEY = 16
 _SLOTS_PER_KEY = 4
-_WHOLE = 1 << 31  # words: more than any text has
+_WHOLE = 1 << 31  # number of words that no text has
 
 
 class Ngrams(NamedTuple):
-    """Runs of words of some texts, the first of equal ones: their hashes, and where they stand.
+    """Distinct runs of words of some texts: their hashes, and the position of the first occurrence.
 
-    begins: the hash of the first words of each, as many as the shortest run has. texts: the number of its text.
+    begins: the hash of the first `begin` words of each, the length of the shortest run. texts: the number of its text.
     firsts, sizes: its first word and its number of words.
     """
 
@@ -42,7 +42,7 @@ class Ngrams(NamedTuple):
     begin: int  # words hashed in `begins`
 
     def only(self, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> "Ngrams":
-        """Select some of them, by number or by a bit for each."""
+        """Select some runs, by index or by mask."""
         texts, firsts, sizes = self.texts[chosen], self.firsts[chosen], self.sizes[chosen]
         return Ngrams(self.hashes[chosen], self.begins[chosen], texts, firsts, sizes, self.begin)
 

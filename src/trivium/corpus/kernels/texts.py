@@ -1,10 +1,10 @@
 """Columns of text for kernels, as UTF-8 bytes and offsets, and the definition of a word.
 
-A word is a run of `\\w` characters and combining marks (Hindi's vowels are marks), each folded to lower case by
-itself, so that a word has as many characters folded as written and case never tells two words apart (the Greek final
-sigma is a sigma, the dotted İ an i).
+A word is a run of `\\w` characters and combining marks (Hindi's vowels are marks), each folded to lower case
+separately. A folded word thus has as many characters as the original, and case never distinguishes two words (the Greek
+final sigma is a sigma, the dotted İ an i).
 
-Chinese, Japanese, Thai and other scripts write no blanks between words. There each letter, with the marks on it, is a
+Chinese, Japanese, Thai and other scripts have no blanks between words. There each letter, with the marks on it, is a
 word of its own: a run of five words is then a run of five letters, and not of five clauses.
 """
 
@@ -23,7 +23,7 @@ Offsets = NDArray[np.int64]
 FoldTable = NDArray[np.uint32]
 
 _CODE_POINTS = 0x110000
-_WITH_MARKS = 0x20000  # beyond it Unicode has no combining marks but variation selectors
+_WITH_MARKS = 0x20000  # from here on, variation selectors are the only combining marks
 _LOOKS = range(0xFE00, 0xFE10)  # variation selectors: marks too, but emoji have them and no word needs them
 _MARKS = "".join(
     chr(point)
@@ -60,7 +60,7 @@ _ALONE = "".join(
 _RANGES = "".join(f"{chr(first)}-{chr(last)}" for first, last in _UNSPACED)
 WORD = re.compile(rf"\w(?<=[{_RANGES}])[{_MARKS}]*|(?:[^\W{_RANGES}]+|[{_MARKS}]+)+")
 _ASCII_WORD = re.compile(r"\w+", re.ASCII)
-# Bits of the fold table beside the code point: a letter that is a word of its own, and a mark on the letter before.
+# Bits of the fold table in addition to the code point: a letter that is a separate word, and a mark on a letter.
 ALONE, MARK, LETTER_BITS = 1 << 31, 1 << 30, 0x1FFFFF
 
 
@@ -100,7 +100,7 @@ def joined(texts: Sequence[str]) -> Texts:
 
 
 def _read_only(data: Bytes, offsets: Offsets) -> Texts:
-    """Make both read-only. Some buffers of Arrow are and others are not, and each kind would compile kernels again."""
+    """Make both arrays read-only. Only some Arrow buffers are, and kernels would be compiled for each kind."""
     data.flags.writeable = offsets.flags.writeable = False
     return Texts(data, offsets)
 
@@ -113,7 +113,7 @@ def fold(text: str) -> str:
 def words_of(text: str) -> list[str]:
     """Return the words of a text, as the kernels hash them."""
     folded = fold(text)
-    return (_ASCII_WORD if folded.isascii() else WORD).findall(folded)  # the first finds the same words, faster
+    return (_ASCII_WORD if folded.isascii() else WORD).findall(folded)  # the first pattern finds the same words faster
 
 
 @lru_cache(maxsize=1)
@@ -122,7 +122,7 @@ def fold_table() -> FoldTable:
     every = "".join(map(chr, range(_CODE_POINTS)))
     folded = np.frombuffer(fold(every).encode("utf-32-le", "surrogatepass"), np.uint32)
     table = np.zeros(_CODE_POINTS, np.uint32)
-    for run in re.finditer(r"\w+", every):  # WORD finds the same, a second later
+    for run in re.finditer(r"\w+", every):  # WORD finds the same, but takes a second
         table[run.start() : run.end()] = folded[run.start() : run.end()]
     marks = list(map(ord, _MARKS))
     table[marks] = folded[marks] | np.uint32(MARK)

@@ -34,8 +34,8 @@ LEAKED = "leaked_item"  # the only kind of junk that is a clean document with so
 def blend(sources: Mapping[str, Mapping[str, int]], weights: Mapping[str, float]) -> dict[str, dict[str, Any]]:
     """Return documents, bytes, weight and epochs of each source. sources: as in a document store's manifest.
 
-    Without `weights`, the weight of a source is its share of the bytes. epochs: how often a source is read while as
-    many bytes are read as the corpus has.
+    Without `weights`, the weight of a source is its share of the bytes. epochs: how often a source is read while the
+    bytes read equal those of the corpus.
     """
     if unknown := sorted(set(weights) - set(sources)):
         raise DataError(
@@ -136,9 +136,9 @@ def write_piece(into: Path, documents: pa.Table, rejects: bytes) -> dict[str, An
 def score(
     planted: Mapping[str, Sequence[Mapping[str, Any]]], items: Mapping[str, str], documents: Path, rejects: Path
 ) -> tuple[dict[str, dict[str, int]], dict[str, Any]]:
-    """Return ({kind: planted and caught}, honest documents and those lost, also by step).
+    """Return the planted and caught documents by kind, and the clean documents and those lost, also by step.
 
-    Junk is caught if its document was dropped; a leak, if no 13-gram of the passage is left in its document. An honest
+    Junk is caught if its document was dropped; a leak, if no 13-gram of the passage is left in its document. A clean
     document is lost if nothing of it is left. A document that was cut is not lost.
     """
     hosts = {str(one["id"]) for one in planted.get(LEAKED, ())}

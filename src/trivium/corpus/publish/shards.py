@@ -1,6 +1,6 @@
 """The second pass of a curation: parts become shards without duplicates and evaluation text.
 
-A shard is made of consecutive parts. Its limits depend on the sizes of the parts alone.
+A shard consists of consecutive parts, whose sizes alone decide where it ends.
 """
 
 from collections import Counter
@@ -88,7 +88,7 @@ def shard_groups(job: CurationJob, parts: Sequence[Part]) -> list[list[Part]]:
 
 
 def clean_shard(work: str, item: str) -> Result:
-    """Write the documents, rejects and counts of the shard of this number. A task."""
+    """Write the documents, rejects and counts of one shard. A task; item: the number of the shard."""
     job = read_job(work, CurateConfig)
     folder = job.path(SHARDS, f"{int(item):05d}")
     if not folder.is_dir():

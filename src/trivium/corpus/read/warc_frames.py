@@ -1,4 +1,4 @@
-"""Find where the records of a WARC file begin and end, also behind damage.
+"""Find where the records of a WARC file begin and end, also after damage.
 
 ISO 28500: a record is a line `WARC/1.x`, header fields, an empty line, Content-Length bytes, two line ends. Lines may
 end in CRLF or in a bare LF. Any part of a record may be damaged. Then the search continues at the next line that begins
@@ -33,7 +33,7 @@ class Head(NamedTuple):
 
 
 def head_end(data: bytes | bytearray, start: int = 0, stop: int | None = None) -> int | None:
-    """Return where the body begins behind the head at `start`, or None if no empty line precedes `stop`."""
+    """Return where the body after the head at `start` begins, or None if no empty line precedes `stop`."""
     found = _EMPTY_LINE.search(data, start, len(data) if stop is None else stop)
     return found.end() if found else None
 
@@ -91,7 +91,7 @@ class Frame(NamedTuple):
 
 
 class _Taken(NamedTuple):
-    """The item at the front of the buffer, and its size. search: whether to search the next beginning, after damage."""
+    """The item at the front of the buffer, and its size. search: whether to search the next record, after damage."""
 
     item: Frame | Lost | None
     size: int
@@ -99,7 +99,7 @@ class _Taken(NamedTuple):
 
 
 def frames(parts: Iterable[Chunk | Lost], limits: ReadConfig) -> Iterator[Frame | Lost]:
-    """Yield every whole record in order, and a Lost for each stretch that is none."""
+    """Yield every complete record in order, and a Lost for each stretch of bytes without one."""
     framer = _Framer(limits)
     member = -1
     for part in parts:
@@ -109,7 +109,7 @@ def frames(parts: Iterable[Chunk | Lost], limits: ReadConfig) -> Iterator[Frame 
             yield part
             continue
         if part.packed and part.offset != member and _FIRST.match(part.data):
-            # This member begins with a record, so whatever is left of the one before is a truncated record.
+            # This member begins with a record, so the rest of the previous member is a truncated record.
             yield from framer.take(at_end=True)
             framer = _Framer(limits)
         member = part.offset

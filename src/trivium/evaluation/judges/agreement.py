@@ -5,7 +5,7 @@ Legend: S systems, N segments, K = S (S - 1) / 2 pairs of systems, B resamples o
 
 Every measure takes weights [B, N], the number of times that each segment occurs, and returns a value for each row.
 Ones give the measure itself, and counts of draws with replacement give its bootstrap distribution. The value is NaN
-where the measure is undefined, as a correlation with a constant is.
+if the measure is undefined, such as a correlation with a constant.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -21,9 +21,9 @@ Floats = NDArray[np.float64]
 Measures = Callable[[Floats], dict[str, Floats]]
 
 CORRELATIONS = ("tau_b", "tau_c", "spearman", "pearson")
-EXACT_SEGMENTS = 10  # up to here, all sign flips are enumerated, as 2^10 are hardly more than those drawn otherwise
-TABLE_CELLS = 32  # for each item: up to here, a table of counts is faster than sorting
-BLOCK_ELEMENTS = 1 << 22  # of a temporary array
+EXACT_SEGMENTS = 10  # most segments of which all 2^10 sign flips are enumerated; more are sampled
+TABLE_CELLS = 32  # cells per item up to which a table of counts is faster than sorting
+BLOCK_ELEMENTS = 1 << 22  # most elements of a temporary array
 NAMES = {
     "system_accuracy": "pairwise accuracy of systems",
     "soft_accuracy": "soft pairwise accuracy of systems",
@@ -114,7 +114,7 @@ def resamples(segments: int, count: int, seed: int, *names: str) -> Iterator[Flo
 
 
 def flips(segments: int, count: int, seed: int, *names: str) -> Floats:
-    """Return signs [B, N]: all of them where they are few, otherwise `count` random rows."""
+    """Return signs [B, N]: all combinations if N is at most EXACT_SEGMENTS, otherwise `count` random rows."""
     if segments <= EXACT_SEGMENTS:
         bits = np.arange(1 << segments)[:, None] >> np.arange(segments)
         return np.asarray(1.0 - 2.0 * (bits & 1), np.float64)
@@ -136,7 +136,7 @@ def system_accuracy(human: Floats, judge: Floats, weights: Floats) -> Floats:
 
 
 def _sign(difference: Floats, means: Floats) -> Floats:
-    """Return signs in which rounding of the means is no difference."""
+    """Return the signs of differences, 0 for those that rounding of the means explains."""
     size = np.nanmax(np.abs(means), initial=0.0)
     return np.sign(np.where(np.abs(difference) <= RELATIVE_ROUNDING * size, 0.0, difference))
 

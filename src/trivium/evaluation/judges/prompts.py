@@ -1,4 +1,4 @@
-"""Prompts of judges: what they are asked, and how their answers are read."""
+"""Prompts of judges, and how answers are parsed."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
@@ -44,7 +44,7 @@ class Prompt(Config):
     reads: Literal["number", "errors", "likelihood"]
     lowest: float = LOWEST_MQM
     highest: float = 0.0
-    label: str = "score"  # what an answer may call its number
+    label: str = "score"  # the name that an answer may give its number
     messages: Annotated[tuple[MessageTemplate, ...], Field(min_length=1)]
 
     def conversations(self, items: Sequence[Item]) -> list[tuple[Message, ...]]:

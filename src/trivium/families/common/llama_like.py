@@ -1,4 +1,4 @@
-"""Llama's blocks, and families that are variants of them: what each file says besides is a few settings."""
+"""Llama's blocks, and a function for families that are variants of them with a few other settings."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -45,7 +45,7 @@ MODULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "mlp.down": ("mlp.down_proj",),
     }
 )
-# Where halves end with their norms; elsewhere `post_attention_layernorm` is before the second.
+# For norms after each half; otherwise `post_attention_layernorm` is before the second half.
 NORMS_AFTER: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"attention.norm": ("post_attention_layernorm",), "mlp.norm": ("post_feedforward_layernorm",)}
 )
@@ -63,11 +63,11 @@ def llama_like(
     unsaid: Mapping[str, Any] = NOTHING,
     said: Mapping[str, Any] = NOTHING,
 ) -> Family:
-    """A family of Llama's blocks.
+    """Return a family with Llama's blocks.
 
-    settings: those that differ from Llama's. windows: how config.json says which layers have one. rope: whether it says
-    for these and for the others separately how they are rotated. must: fields that may have these values only, besides
-    those of all. said: fields that an export has besides.
+    settings: those that differ from Llama's. windows: how config.json says which layers have a window. rope: whether it
+    has separate RoPE settings for layers with and without a window. must: fields that may only have these values, in
+    addition to MUST. said: additional fields of an export.
     """
     decided = {**SETTINGS, **settings}
     modules = {**MODULES, **(NORMS_AFTER if decided["norm_position"] == "after" else {})}
@@ -119,11 +119,11 @@ def llama_like(
         can_say=lambda model: can_say(model, windows),
         unsaid=unsaid,
         rank=RANKS.get(windows, 2),
-        free=("activation",),  # the activation is free in a half without a gate
+        free=("activation",),  # a half without a gate may have any activation
     )
 
 
 def _head_width(config: Config) -> int | None:
-    """Columns of a head; None where they are hidden / heads."""
+    """Return the columns of a head; None if they are hidden / heads."""
     width, hidden, heads = config.get("head_dim"), config["hidden_size"], config["num_attention_heads"]
     return None if width is None or width * heads == hidden else width

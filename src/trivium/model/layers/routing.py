@@ -13,7 +13,7 @@ from trivium.model.loads import Router as Watched
 from trivium.plan.experts import Experts
 
 Tensor = torch.Tensor
-LEAST_SUM = 1e-20  # added to the sum of sigmoids by which weights are divided, as DeepSeek-V3 does
+LEAST_SUM = 1e-20  # added to the sum of sigmoids before division, as in DeepSeek-V3
 
 
 class Routes(NamedTuple):
@@ -34,8 +34,8 @@ class Router(nn.Module):
         self.bias = nn.Parameter(torch.empty(experts.count), requires_grad=False) if has_bias else None
 
     def forward(self, x: Tensor, numbers: Tensor, watched: Watched | None = None) -> Routes:
-        """x [T, H]. numbers [T]: of each token within its sequence; they decide between equal scores. watched: counts
-        what is chosen, and has losses."""
+        """x [T, H]. numbers [T]: position of each token in its sequence, which decides between equal scores. watched:
+        counts the choices, and adds losses."""
         wide = torch.promote_types(x.dtype, torch.float32)
         logits = F.linear(x.to(wide), self.weight.to(wide))
         if watched is not None:
@@ -51,7 +51,7 @@ class Router(nn.Module):
         return Routes(chosen, self._weights(scores.gather(1, chosen)))
 
     def choice(self, scores: Tensor, numbers: Tensor) -> Tensor:
-        """Return the experts of each token [T, K] by its scores [T, E], to which only here the bias is added."""
+        """Return the experts of each token [T, K] by its scores [T, E] plus the bias, which weights do not include."""
         asked = self.experts
         if self.bias is not None:
             scores = scores + self.bias.to(scores.dtype)
@@ -71,10 +71,10 @@ class Router(nn.Module):
 
 
 def _largest(scores: Tensor, count: int, numbers: Tensor) -> Tensor:
-    """Return the places [T, count] of the largest scores [T, E].
+    """Return the indices [T, count] of the largest scores [T, E].
 
-    Each token begins at another place, so that equal scores, as of a router that is zero, send tokens to all experts
-    evenly, and to the same ones on every rank.
+    The search begins at another index for each token, so that equal scores, such as those of a router of zeros, send
+    tokens to all experts evenly, and to the same ones on every rank.
     """
     size = scores.shape[1]
     turned = (torch.arange(size, device=scores.device) + numbers.unsqueeze(1)) % size

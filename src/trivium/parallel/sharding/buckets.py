@@ -4,8 +4,8 @@ ZeRO stages, by what each replica keeps of a bucket: 0 everything; 1 a slice of 
 only that slice of the gradients, which are reduced after every micro-batch; 3 also only that slice of the weights,
 which are gathered around the module that uses them.
 
-Slices are of a copy, which the sharers have together; between copies, only the sum of a step's gradients travels. At
-stage 0 each rank is a copy of its own.
+The ranks of a sharding group hold the slices of one copy. Between copies, only the sum of a step's gradients is sent.
+At stage 0 each rank has a full copy.
 """
 
 import weakref
@@ -30,7 +30,7 @@ from trivium.plan.messages import EXACT, Messages
 Tensor = torch.Tensor
 ZeroStage = Literal[0, 1, 2, 3]
 
-# A gradient of so few elements is not copied to its place by a launch of its own: a step has eight in each layer.
+# Gradients with at most this many elements are copied in one launch together: a layer has eight of them.
 MAX_WAITING_ELEMENTS = 1 << 16
 
 
@@ -49,8 +49,8 @@ class Slot:
 
 @dataclass(frozen=True)
 class Dtypes:
-    """weights; gradients: as they accumulate; reduction: of gradients on the wire; masters. messages: how what is sent
-    is encoded."""
+    """Dtypes of the weights, of accumulated gradients, of gradients in their reduction, and of master weights.
+    messages: how sent values are encoded."""
 
     weights: torch.dtype
     gradients: torch.dtype
@@ -92,15 +92,15 @@ class Bucket:
         self.shard = self.weights[self.owned]
         size = row.padded if zero < 2 else len(self.shard)
         self._sum = self._new_sum(size)
-        self._open: GradientSum | None = None  # from stage 2 on: whole gradients of the backward under way
+        self._open: GradientSum | None = None  # from stage 2 on: full gradients of the current backward
         self._pending: PendingResult | None = None
-        # Whether autograd adds gradients into the buffer, so that only the last of a step matters.
+        # Whether autograd adds gradients into the buffer; then only the last one of a step needs work.
         self.adds_itself = zero < 2 and dtypes.gradients == dtypes.weights
         self._unready = self._unfinished = 0
         self._summing_copies = False
         self._held = 0
-        self._gathering: Waitable | None = None  # before use, at stage 3
-        self._publishing: Waitable | None = None  # after an update, below
+        self._gathering: Waitable | None = None  # all-gather before use, at stage 3
+        self._publishing: Waitable | None = None  # all-gather after an update, below stage 3
         self.narrow: NarrowGather | None = None
         if zero >= 3:
             self.shard = self.shard.clone()
@@ -114,12 +114,12 @@ class Bucket:
 
     @property
     def gradients(self) -> Tensor:
-        """The sum so far: [padded], or from stage 2 on this rank's slice. Without memory before a step's first."""
+        """The sum so far: [padded], or from stage 2 on this rank's slice. Empty before the first gradient."""
         return self._sum.flat
 
     @property
     def owned(self) -> slice:
-        """The elements this rank updates, and its holders with it."""
+        """The elements that this rank and the rest of its replicate group update."""
         size = self.padded // self.sharers.size
         return slice(self.sharers.index * size, (self.sharers.index + 1) * size)
 
@@ -136,11 +136,11 @@ class Bucket:
         self._summing_copies = False
 
     def accumulated(self, slot: Slot, *, last: bool) -> bool:
-        """A slot's parameter has a gradient of one more micro-batch; last: of the step's last. Returns whether the
-        step's last reduction has begun with it."""
+        """Count a parameter's gradient of one more micro-batch. last: whether it is the step's last. Returns whether
+        this began the step's last reduction."""
         if not (last and self._waits(slot)):
             self._take(slot)
-        # A tied table's gradient has two parts, and is whole only when the step's last backward is.
+        # A tied table's gradient has two parts, and is complete only after the step's last backward.
         ends = last and not self.tied
         self._unfinished -= ends
         finished = ends and self._unfinished == 0
@@ -150,7 +150,7 @@ class Bucket:
             return finished
         self._unready -= 1
         if self._unready == 0:
-            # As many contributions as slots: sums commute, so it matters not from which micro-batches they are.
+            # There were as many contributions as slots. Sums commute, so their micro-batches do not matter.
             self.collect()
             assert self._open is not None, "every contribution was taken"
             self._begin(self._open.whole())
@@ -168,31 +168,31 @@ class Bucket:
             self._pending = all_reduce_begin(mine, encoded(self.holders, self.dtypes.messages.gradients))
 
     def reduced(self) -> Tensor:
-        """This rank's slice of the step's gradient, summed over all ranks that hold a part of it."""
+        """Return this rank's slice of the step's gradient, summed over all ranks that hold a part of it."""
         mine = self.over_replicas()
         for group in self.partial_over:
             all_reduce_(mine, group)
         return mine
 
     def over_replicas(self) -> Tensor:
-        """This rank's slice of the step's gradient, summed over the replicas."""
+        """Return this rank's slice of the step's gradient, summed over the replicas."""
         self.sum_copies()
         return (self._taken() if self.has_copies else self._of_sharers()).to(self.gradients.dtype)
 
     def summed(self) -> Tensor:
-        """Below stage 2: this rank's own sum of the step's gradients, before any reduction."""
+        """Return this rank's own sum of the step's gradients, before any reduction (below stage 2)."""
         self._take_small()
         for slot in self.slots:
             self._take(slot)  # autograd has put this gradient into another tensor
         return self._sum.whole()
 
     def give(self, mine: Tensor) -> None:
-        """Take over what a replay computed, below stage 2. mine: what `over_replicas` returned when the step was
-        recorded."""
+        """Use the result of a CUDA graph replay (below stage 2). mine: the tensor that `over_replicas` returned during
+        capture."""
         self._summing_copies, self._pending = True, PendingResult(None, mine)
 
     def _of_sharers(self) -> Tensor:
-        """This rank's slice, summed over the sharers; at stage 0 the whole, over all replicas."""
+        """Return this rank's slice, summed over the sharding group; at stage 0 the full gradient, over all replicas."""
         if self.zero < 2:
             self._begin_reduction()
             return self._taken()
@@ -201,7 +201,7 @@ class Bucket:
         return self._sum.whole()
 
     def _taken(self) -> Tensor:
-        """Wait for the sum under way and return its result."""
+        """Wait for the reduction in progress and return its result."""
         assert self._pending is not None, "a sum was begun just before"
         result, self._pending = self._pending.wait(), None
         return result
@@ -234,7 +234,7 @@ class Bucket:
         return self._open
 
     def _take(self, slot: Slot) -> None:
-        """Add a parameter's gradient to the sum; where autograd adds itself, only what is not in the sum already."""
+        """Add a parameter's gradient to the sum, unless autograd has added it there already."""
         grad = slot.parameter.grad
         if grad is None:
             return
@@ -245,11 +245,11 @@ class Bucket:
         slot.parameter.grad = place if self.adds_itself else None
 
     def _waits(self, slot: Slot) -> bool:
-        """Whether the step's last gradient of this slot is taken with the others', right before they are reduced."""
+        """Whether the step's last gradient of this slot is stored together with others, just before the reduction."""
         return self.zero < 2 and not self.tied and slot.stop - slot.start <= MAX_WAITING_ELEMENTS
 
     def _take_small(self) -> None:
-        """Gradients that waited and are the first of their parameters in this step, in one launch."""
+        """Store, in one launch, the gradients that waited and are the first of their parameters in this step."""
         first = {
             slot.start: (slot.parameter, grad)
             for slot in self.slots
@@ -257,7 +257,7 @@ class Bucket:
             and (grad := slot.parameter.grad) is not None
             and not (grad.is_sparse or self._sum.has_begun(slot.start))
         }
-        if len(first) > 1:  # a lone one may be the whole sum, without a copy
+        if len(first) > 1:  # a single one may become the full sum without a copy
             places = self._sum.store({start: grad for start, (_, grad) in first.items()})
             for (parameter, _), place in zip(first.values(), places, strict=True):
                 parameter.grad = place if self.adds_itself else None
@@ -267,7 +267,7 @@ class Bucket:
             self._begin(self.summed())
 
     def _begin(self, whole: Tensor) -> None:
-        """Start the sum over the sharers, each slice to its owner; at stage 0 that of the whole over all replicas."""
+        """Start the gradient reduction: reduce-scatter in the sharding group; at stage 0 all-reduce over replicas."""
         narrow = whole.to(self.dtypes.reduction)
         if self.zero >= 1:
             self._pending = reduce_scatter_begin(narrow, encoded(self.sharers, self.dtypes.messages.gradients))
@@ -276,7 +276,7 @@ class Bucket:
 
     @property
     def is_reducing(self) -> bool:
-        """Whether a sum over the sharers is under way."""
+        """Whether a reduction is in progress."""
         return self._pending is not None
 
     def collect(self) -> None:
@@ -289,7 +289,7 @@ class Bucket:
     # Weights
 
     def add_to(self, slot: Slot, change: Tensor) -> None:
-        """Add to a frozen parameter; every rank calls this alike, and no message is sent."""
+        """Add to a frozen parameter. Every rank calls this with the same change, and nothing is sent."""
         if self.zero < 3:
             self.weights[slot.start : slot.stop].add_(change.flatten())
             return
@@ -305,13 +305,13 @@ class Bucket:
             self._publishing = all_gather_into(self.weights, self.shard, self._publishers, wait=False)
 
     def published(self) -> None:
-        """Wait until the weights of a `publish` are here."""
+        """Wait until the all-gather of `publish` is complete."""
         if self._publishing is not None:
             self._publishing.wait()
             self._publishing = None
 
     def hold(self) -> None:
-        """Stage 3: have the weights whole, until as many `drop`s."""
+        """Return when the full weights are gathered (ZeRO-3). An equal number of `drop` calls frees them."""
         if self.zero < 3:
             return
         self.prefetch()
@@ -323,7 +323,7 @@ class Bucket:
         self._held += 1
 
     def drop(self) -> None:
-        """The end of a `hold`."""
+        """End a `hold`."""
         if self.zero < 3:
             return
         self._held -= 1
@@ -331,7 +331,7 @@ class Bucket:
             self._free_weights()
 
     def prefetch(self) -> None:
-        """Stage 3: start gathering, so that a later `hold` need not wait."""
+        """Start the all-gather of the weights, so that a later `hold` need not wait (ZeRO-3)."""
         storage = self.weights.untyped_storage()
         if self.zero >= 3 and storage.size() == 0:
             storage.resize_(self.padded * self.weights.element_size())
@@ -353,18 +353,18 @@ def make_buckets(
     dtypes: Dtypes,
     scaling: Scaling | None = None,
 ) -> list[Bucket]:
-    """Move every parameter into the buffers of the table. scaling: of weights that are gathered in 8 bits."""
+    """Move every parameter into the buffers of the table. scaling: for weights that are gathered in 8 bits."""
     return [Bucket(row, _slots(row, parameter_of, mesh), mesh, zero, dtypes, scaling) for row in rows]
 
 
 class GradientWatch:
-    """Tells buckets when a parameter's gradient was accumulated, and whether it was the step's last time."""
+    """Notifies buckets when a parameter's gradient was accumulated, and whether for the last time in the step."""
 
     def __init__(self, buckets: Iterable[Bucket]) -> None:
         self._buckets = list(buckets)
         self._reducing: Bucket | None = None  # the bucket whose last reduction of the step began last
         self._under_way: Bucket | None = None  # from stage 2 on: whose reduction began last
-        # (stage, whether weight gradients come in actions of their own) whose last backward has begun.
+        # (stage, whether its weight gradients are deferred) whose last backward has begun.
         self._last: set[tuple[int, bool]] = set()
         self._places: dict[int, tuple[Slot, Bucket]] = {}
         for bucket in self._buckets:
@@ -386,7 +386,7 @@ class GradientWatch:
 
     def takes(self, weight: torch.nn.Parameter) -> bool:
         """Whether products of this weight are added here immediately. For a tied table autograd first adds both
-        gradients, so that one gradient is reduced."""
+        gradients, so that only one is reduced."""
         return not self._places[id(weight)][1].tied
 
     def add(
@@ -424,7 +424,7 @@ class GradientWatch:
             self._reducing = bucket
 
     def _by_autograd(self) -> Callable[[Tensor], None]:
-        # Autograd holds a hook where the collector does not see it: what the hook held would stay for good.
+        # The garbage collector does not see hooks that autograd holds: objects they refer to would never be freed.
         watch = weakref.ref(self)
 
         def accumulated(parameter: Tensor) -> None:
@@ -435,7 +435,7 @@ class GradientWatch:
         return accumulated
 
     def _accumulated(self, parameter: Tensor) -> None:
-        """Autograd has added to a parameter's gradient."""
+        """Called when autograd has added to a parameter's gradient."""
         slot, bucket = self._places[id(parameter)]
         last = (slot.stage, False) in self._last
         if last or not bucket.adds_itself or not bucket.has_begun(slot):

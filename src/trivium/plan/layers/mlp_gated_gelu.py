@@ -1,4 +1,4 @@
-"""The feed-forward half with a gate by GELU in its tanh form (GeGLU, arXiv 2002.05202)."""
+"""The feed-forward half with a gate of GELU in its tanh form (GeGLU, arXiv 2002.05202)."""
 
 from dataclasses import dataclass
 

@@ -28,7 +28,7 @@ class Heartbeat(NamedTuple):
 
 
 class Heartbeats:
-    """One row of shared memory for each rank, and a byte for the launcher. Create it before the ranks are forked."""
+    """One row of shared memory for each rank, and one byte for the launcher. Create it before forking the ranks."""
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
@@ -70,7 +70,7 @@ class Heartbeats:
 
 @dataclass(frozen=True)
 class RankHeartbeat:
-    """The heartbeat of one rank. Without a launcher of ours nobody reads it."""
+    """The heartbeat of one rank. Nobody reads it under another launcher."""
 
     rank: int = 0
     all: Heartbeats = field(default_factory=lambda: Heartbeats(1))
