@@ -1,4 +1,4 @@
-"""What ranks ask of NCCL comes to its end or does not, by traces whose end is known."""
+"""Whether NCCL operations of several ranks complete or deadlock, for traces whose outcome is known."""
 
 from collections.abc import Sequence
 from pathlib import Path

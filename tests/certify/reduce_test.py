@@ -33,7 +33,7 @@ KEPT = ("layout", "schedule", "zero", "recompute", "sequence_parallel", "context
 
 
 def kind(plan: Plan) -> dict[str, object]:
-    """What decides which code runs."""
+    """Return the properties of a plan that decide which code runs."""
     model, layout = plan.model, plan.layout
     rows = model.padded_vocabulary(layout.tensor) // layout.tensor
     missing = model.padded_vocabulary(layout.tensor) - model.vocabulary

@@ -39,7 +39,7 @@ def test_ranks_that_break_fail_one_certificate_and_the_others_are_still_made(mon
 
 
 def test_a_certificate_is_known_while_the_ranks_of_others_still_run() -> None:
-    """What on_known raises, as Ctrl-C would, ends the others."""
+    """An exception of on_known, as of Ctrl-C, ends the others."""
     known: list[int] = []
 
     def stop(number: int, found: Certificate) -> None:

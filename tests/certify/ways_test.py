@@ -42,7 +42,7 @@ def counted(patch: pytest.MonkeyPatch, owner: Any, name: str, calls: Counter[str
 
 
 def calls_of(way: Way, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """By name, how often a step's functions were called; the certificate passes."""
+    """Return how often each function of a step was called, by name; the certificate must pass."""
     calls: Counter[str] = Counter()
     plan = small(model={"head": "tied"})
     reference = compute_reference(plan)

@@ -45,7 +45,7 @@ PHRASE = 3  # consecutive tokens that occur in one document only
 
 @dataclass(frozen=True)
 class Poison:
-    """What is poisoned: the start of a document's `phrase`, a whole sample, or a weight.
+    """A fault in the start of a document's `phrase`, in a full sample, or in a weight.
 
     factor: multiplies the output of a part of a layer, or its gradient. step: 1-based.
     """
@@ -62,12 +62,12 @@ class Poison:
 
     @property
     def way(self) -> str:
-        """Which pass goes wrong."""
+        """The pass with the fault: forward or backward."""
         return "forward" if self.kind in ("document forward", "sample forward", "weight") else "backward"
 
     @property
     def module(self) -> str:
-        """The module that is poisoned, by name: a layer's part, or in it the last matrix."""
+        """The name of the module with the fault: a layer's part, or its last matrix."""
         inner = {"attention": ".out", "mlp": ".down"}[self.part] if self.kind == "weight" else ""
         return f"layers.{self.layer}.{self.part}{inner}"
 

@@ -1,4 +1,4 @@
-"""When checkpoints are saved and deleted."""
+"""Laws of when checkpoints are saved and deleted."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -211,7 +211,7 @@ def _made(folder):
 
 
 class Served(list):
-    """What `trivium serve` would listen with, and what a test asks while it does."""
+    """The configs with which `trivium serve` would listen, and a hook for requests while it does."""
 
     def while_it_runs(self, config, host, port):
         pass
@@ -297,7 +297,7 @@ def test_a_server_that_is_asked_to_end_removes_what_it_brought_in(root, tmp_path
 @pytest.mark.broad
 @pytest.mark.parametrize(("ranks", "number"), [(2, signal.SIGTERM), (1, signal.SIGHUP)])
 def test_a_verb_that_is_asked_to_end_removes_what_it_brought_in(root, tmp_path, ranks, number):
-    """As a server does: schedulers and terminals end it so. Ranks go with it, though each may wait for another."""
+    """Schedulers and terminals end a command like this. Its ranks end with it, though each may wait for another."""
     sets = ("--set", f"generation.layout.data={ranks}", "--set", "generation.sampling.max_tokens=4")
     heard = ["env", "--default-signal=HUP"]  # who runs these tests after nohup ignores it
     words = [*heard, sys.executable, "-m", "trivium", "generate", str(root / "hf"), "--interactive", *sets]
@@ -313,7 +313,7 @@ def test_a_verb_that_is_asked_to_end_removes_what_it_brought_in(root, tmp_path, 
 
 
 def test_a_forked_rank_dies_of_the_signal_itself(run, capsys):
-    """In a collective it would never come to Python's own handler."""
+    """During a collective Python's own handler would never run."""
     heard = []
     before = signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
 

@@ -109,7 +109,7 @@ def test_deduplication_that_was_cut_off_goes_on_with_what_was_made(stores, monke
 
 @pytest.mark.parametrize("verb", ["read", "dedup", "select", "train", "score"])
 def test_the_settings_of_reading_hold_in_every_verb_that_reads(tmp_path, verb):
-    """Where a row's text stands, and the longest that is read; without them nothing here is a document."""
+    """The settings are the field of a row's text and the longest text; without them nothing here is a document."""
     rows = [json.dumps({"id": f"r{n}", "body_text": text}) for n, text in enumerate([*GOOD, "x" * 3000])]
     for name in ("in", "target"):
         (tmp_path / f"{name}.jsonl").write_text("\n".join(rows[: len(GOOD) + (verb == "read")]))

@@ -57,7 +57,7 @@ def variants(text: str) -> Iterator[list[str]]:
 
 
 def plain(word: str) -> str:
-    """Without the brackets of what may be left out, and the dots of what may be repeated."""
+    """Return a word without the brackets of optional parts and the dots of repeated ones."""
     word = word.removeprefix("[") if word.count("[") > word.count("]") or word[:2] == "[-" else word
     word = word.removesuffix("]") if word.count("]") > word.count("[") else word
     return word.removesuffix("...").removesuffix("…")

@@ -196,7 +196,7 @@ def test_debug_shows_the_traceback_wherever_it_stands(call, tmp_path: Path):
 
 
 class _Panic(BaseException):
-    """What a library of Rust raises when it panics."""
+    """Stands for the exception that a Rust library raises when it panics."""
 
 
 @pytest.mark.parametrize("error", [RuntimeError("it broke"), _Panic("it broke")])

@@ -83,7 +83,7 @@ def test_a_ramp_makes_a_training_longer_than_its_tokens_at_full_batch():
     "order", [("tensor", "pipeline", "data", "context"), ("pipeline", "data", "context", "tensor")]
 )
 def test_smaller_batches_of_a_ramp_are_priced_where_the_ranks_sit(order):
-    """Also where tensor groups span nodes: within the error of the closed form."""
+    """This includes tensor groups that span nodes, within the error of the closed form."""
     plan, machine = resolve(Given("mt-nlg-530b")).plan, machine_of("selene")
     there = plan.model_copy(update={"layout": plan.layout.model_copy(update={"order": order})})
     priced = seconds_by_batch(there, machine, estimate(with_batch(there, 1920), machine).seconds)

@@ -18,7 +18,7 @@ QUICK = ("search.schedules=[1f1b]", "search.finalists=4", "search.micro=[1]", "s
 
 @pytest.fixture
 def told(monkeypatch) -> list[str]:
-    """What is said on a host that has a GPU."""
+    """Collect the messages on a host that has a GPU."""
     monkeypatch.setattr(planning, "host_found", lambda: Host(2, 1 << 30, (("NVIDIA H100", 80 << 30),)))
     return []
 

@@ -85,7 +85,7 @@ def test_the_time_a_rank_waits_for_another_is_counted(by_memory: bool) -> None:
 
 
 def test_a_slice_that_is_gathered_in_place_is_not_copied_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """But for gloo."""
+    """Only gloo needs a copy."""
     given: list[int] = []
 
     def gather(out: torch.Tensor, x: torch.Tensor, **how: object) -> None:

@@ -47,7 +47,7 @@ def test_transfers_in_order_give_the_same_bits() -> None:
 
 
 def test_over_nccl_each_message_is_complete_by_itself_and_few_are_under_way(monkeypatch) -> None:
-    """What reads one waits for that one; and what is sent stays in memory until its message was waited for."""
+    """A reader waits for its message alone, and a sent tensor stays in memory until its message is complete."""
     begun, waited = [], []
 
     def begin(operations):

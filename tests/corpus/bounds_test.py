@@ -92,7 +92,7 @@ def extraction_by(name):
 
 
 def comparison():
-    """What every text is compared by with all others."""
+    """Return a function that computes the keys by which a text is compared with all others."""
     config = CurateConfig().dedup
     minhash = MinHash(config, seed=1)
     return lambda text: (minhash.band_keys(texts_of([text])), text_keys(texts_of([text])))
@@ -120,7 +120,7 @@ def library_encoding():
 
 
 def reading(name, folder):
-    """What a file of this name with a text as its bytes is read as, whatever that is."""
+    """Return a function that reads a file of this name, of any kind, with a text as its bytes."""
     path = folder / name
 
     def work(text):
@@ -131,7 +131,7 @@ def reading(name, folder):
 
 
 def reading_in(wrap, name, folder):
-    """What a sound file of this kind is read as, in which a text stands."""
+    """Return a function that reads a valid file of this kind that contains a text."""
     path = folder / name
 
     def work(text):
@@ -155,7 +155,7 @@ def as_table(text, path):
 
 
 def listing():
-    """What names of files tell."""
+    """Return a function that derives kind, name and source from a file's name."""
 
     def work(text):
         url = f"memory://corpus/{text}"

@@ -16,7 +16,7 @@ def inside(unit: str) -> Callable[[int], str]:
 
 
 def nested(opening: str, closing: str) -> Callable[[int], str]:
-    """As many pairs of marks within one another as `size` characters hold."""
+    """Return a function of `size`: as many nested pairs of marks as fit into `size` characters."""
 
     def text(size: int) -> str:
         depth = size // (len(opening) + len(closing))

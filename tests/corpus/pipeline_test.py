@@ -455,7 +455,7 @@ def harvested(tmp_path, corpus):
 
 @pytest.mark.parametrize("named", ["src1", "latest", "src1/one.txt", "src1/shard-00001.jsonl"])
 def test_sources_and_ids_are_those_of_a_harvest(tmp_path, named):
-    """Also for a single file, and for a folder behind a link."""
+    """This includes a single file, and a folder behind a link."""
     (tmp_path / "src1").mkdir()
     (tmp_path / "src1" / "one.txt").write_text(GOOD * 9)
     (tmp_path / "src1" / "shard-00001.jsonl").write_text(json.dumps({"text": GOOD}) + "\n{damaged")

@@ -51,7 +51,7 @@ IN_PAIRS = [
 
 @pytest.fixture(autouse=True)
 def in_few_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is kept does not depend on the size of the pieces, and tensors without memory take their time for each."""
+    """Use few pieces: the saved tensors do not depend on their size, and each piece of a meta tensor takes time."""
     monkeypatch.setattr(gelu, "PIECE_ELEMENTS", 1 << 40)
     monkeypatch.setattr(product, "WIDENED_BLOCK_ELEMENTS", 1 << 60)
     monkeypatch.setattr(narrow_attention, "BLOCK_SCORES", 1 << 40)

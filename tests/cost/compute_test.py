@@ -114,7 +114,7 @@ def test_heads_of_a_given_width_cost_the_products_of_their_columns():
 
 
 def test_six_flops_per_parameter_and_token_is_the_leading_term():
-    """For short sequences and a small vocabulary; grouped queries and SwiGLU included."""
+    """This holds for short sequences and a small vocabulary, also with grouped queries and SwiGLU."""
     model = ModelShape(**ROTARY, layers=4, hidden=4096, heads=32, kv_heads=8, vocabulary=128, sequence=8, head="untied")
     matrices = 4 * (4096 * (4096 * 2 + 2 * 8 * 128) + 3 * 4096 * model.ffn_width)
     assert flops_per_token(model) == pytest.approx(6 * matrices, rel=0.005)

@@ -152,7 +152,7 @@ def test_a_layer_that_is_computed_again_sends_its_messages_again(ring: int) -> N
 
 @pytest.mark.parametrize("recompute", [NONE, LAYER])
 def test_a_faster_device_makes_no_layer_slower_whose_messages_attention_hides(recompute: int) -> None:
-    """Also where the host is slower than both, whose time does not depend on what it waits for."""
+    """This includes a host that is slower than both; its time does not depend on what it waits for."""
     small = shaped(hidden=1024, heads=16, sequence=4096)
     case = replace(small, ring=1, context=8, recompute=recompute, tensor=1, micro=1)
     seconds, shown = [], []

@@ -199,7 +199,7 @@ def test_an_adapter_that_is_lost_at_export_changes_what_peft_computes(tmp_path: 
     ("llama", False), ("llama", True), ("gpt2", False), ("neox", True), ("deepseek_v3", False), ("mixtral", False),
 ])  # fmt: skip
 def test_gradient_of_every_adapter_is_that_of_peft(name: str, dora: bool, tmp_path: Path) -> None:
-    """In fp64. Where B is block-diagonal, its blocks have the gradients of PEFT's B."""
+    """Gradients are in fp64. If B is block-diagonal, its blocks have the gradients of PEFT's B."""
     targets = {
         "gpt2": {"target_modules": ["c_attn", "c_proj", "c_fc"]},
         "deepseek_v3": {"target_modules": ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]},

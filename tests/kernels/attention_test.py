@@ -53,7 +53,7 @@ def starts(B: int, S: int) -> np.ndarray:
 
 
 def plainly(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sight: Sight) -> torch.Tensor:
-    """By the formula in fp64, every score at once; who sees whom is asked of each pair."""
+    """Return attention by the formula in fp64, with all scores at once; visibility is decided for each pair."""
     q, k, v = q.double(), *(x.double().repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
     (B, _, S, _), window = q.shape, sight.window or q.shape[2]
     first = np.zeros((S, B), int) if sight.starts is None else sight.starts
@@ -134,7 +134,7 @@ def test_an_accelerators_kernels_are_given_one_width(columns: int) -> None:
 
 
 def test_a_reach_changes_nothing_of_what_is_kept_or_where_it_lies() -> None:
-    """So that a layer takes the memory that is predicted for it, with a window and documents or without."""
+    """A layer therefore uses the predicted memory, with a window and documents or without."""
     for shape in SHAPES:
         kept, laid = [], []
         B, S = shape[0], shape[3]
@@ -185,7 +185,7 @@ def test_an_accelerators_kernel_is_asked_for_the_window() -> None:
 def test_an_accelerators_kernel_is_told_where_documents_start(
     window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the sequences laid end to end."""
+    """The starts are positions in the concatenated sequences."""
     sent: list[list[int]] = []
     monkeypatch.setattr(
         "trivium.kernels.sight.sent",

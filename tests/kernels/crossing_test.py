@@ -1,4 +1,4 @@
-"""What crosses between a processor and its accelerator holds neither up."""
+"""Copies between a CPU and its GPU block neither of them."""
 
 from types import SimpleNamespace
 
@@ -53,7 +53,7 @@ def test_numbers_are_read_when_they_are_asked_for() -> None:
 
 
 def test_what_is_copied_by_the_way_would_be_waited_for() -> None:
-    """So that the tests above can fail."""
+    """This shows that the tests above can fail."""
     with accelerator() as seen:
         torch.tensor((1, 2), device=seen.device)
         torch.empty(3, device=seen.device).to("cpu")

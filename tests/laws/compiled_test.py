@@ -92,7 +92,7 @@ def test_one_process_compiles_one_whole_block_for_all_layers_and_the_loss(plan: 
 @pytest.mark.broad
 @pytest.mark.parametrize("plan", PACKED)
 def test_what_packed_documents_attend_to_is_no_part_of_a_graph(plan: Plan) -> None:
-    """Where they start changes with every micro-batch, and a graph would be made anew for each."""
+    """Document starts change with every micro-batch, and a graph would be compiled again for each."""
     graphs, _ = graphs_of(plan)
     assert 3 <= graphs < MANY_LAYERS, "around attention, of all layers; the loss"
 

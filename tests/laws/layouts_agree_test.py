@@ -155,7 +155,7 @@ LAYOUTS = {
 
 
 def short(plan: Plan) -> Plan:
-    """Without a pipeline layers and micro-batches are a first one, a last one, and others that are alike."""
+    """Return a shorter plan. Without a pipeline, layers and micro-batches other than the first and last are alike."""
     if plan.layout.pipeline > 1:
         return brief(plan)
     model = plan.model.model_copy(update={"layers": 3})

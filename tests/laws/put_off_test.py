@@ -103,7 +103,7 @@ def test_an_estimate_adds_them_where_activations_are_recomputed_and_nowhere_else
 
 
 def test_what_was_put_off_is_added_without_a_graph() -> None:
-    """What is added may require a gradient; the sum, which is reduced in place, may not."""
+    """The addend may require a gradient; the sum, which is reduced in place, may not."""
     later, weight = WeightGradients(), torch.nn.Parameter(torch.zeros(3, 2))
     later.separate = True
     grad = torch.ones(5, 3, requires_grad=True)

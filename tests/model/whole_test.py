@@ -10,7 +10,7 @@ from trivium.model.whole import WholeModel
 
 
 def test_an_answer_never_waits_for_a_plan_of_cudnns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which it would make for every number of keys."""
+    """cuDNN would make a plan for every number of keys."""
     allowed: list[bool] = []
     right = F.scaled_dot_product_attention
 

@@ -57,7 +57,7 @@ HANGS_SECONDS = "90"  # that one test may take: a mutant that never ends is caug
 
 
 class Covered(NamedTuple):
-    """What one file of tests executes: lines by path below src/trivium, and the seconds it takes."""
+    """The code that one test file executes: lines by path below src/trivium, and the seconds it takes."""
 
     seconds: float
     lines: Mapping[str, Sequence[int]]

@@ -143,7 +143,7 @@ def test_the_matrices_of_experts_are_given_out_among_those_who_share_the_same_ex
 
 @ranks(3)
 def test_ranks_that_send_each_other_nothing_exchange_the_rest(place: Place) -> None:
-    """As where a bucket has fewer matrices than ranks."""
+    """This happens if a bucket has fewer matrices than ranks."""
     group = Mesh.connect(Layout(data=3), place.rank, place.world_size).data
     parts = {(0, 1): (2, 3), (0, 2): (1,), (1, 1): (4,), (2, 0): (5, 1)}  # lengths, by sender and receiver
     value = lambda sender, to, n: float(100 * sender + 10 * to + n)  # noqa: E731

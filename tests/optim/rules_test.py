@@ -84,7 +84,7 @@ def test_a_rule_updates_the_experts_that_ranks_divide_and_not_those_that_are_fro
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("every", [pytest.param(8, marks=pytest.mark.broad), pytest.param(2, marks=pytest.mark.slow)])
 def test_generated_layouts_agree_under_every_rule_and_with_frozen_parameters(every: int) -> None:
-    """Without packed documents: where queries and keys have no gradient by theory, signs would be those of noise."""
+    """Packed documents are excluded: gradients of queries and keys that are 0 in theory would have random signs."""
     frozen = (
         {"match": "embedding.*", "trainable": False},
         {"match": "layers.0.attention.*", "trainable": False},

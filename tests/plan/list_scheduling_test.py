@@ -23,7 +23,7 @@ def jobs(draw: st.DrawFn) -> list[Job[int]]:
 
 
 def times(every: list[Job[int]], order: tuple[tuple[int, ...], ...]) -> dict[int, tuple[int, int]]:
-    """When each job begins and ends if each rank takes its own in this order, as soon as it can."""
+    """Return when each job begins and ends if each rank runs its jobs in this order, as soon as possible."""
     by_name = {job.name: job for job in every}
     found: dict[int, tuple[int, int]] = {}
     waiting = [list(row) for row in order]

@@ -66,7 +66,7 @@ MOST = {
 
 @pytest.mark.parametrize("field", MOST)
 def test_a_size_above_all_that_is_built_is_refused_with_the_largest_there_may_be(field: str) -> None:
-    """What is counted of it would not fit into 64 bits, or never be done."""
+    """Counts of a larger plan would not fit into 64 bits, or take forever."""
     broken(**{field: MOST[field]})
     for value in (MOST[field] + 1, 10**23):
         with pytest.raises(ConfigError, match=f"{field.replace('__', '.')} is {value}; .* equal to {MOST[field]}$"):

@@ -131,7 +131,7 @@ def test_many_vectors_of_constants_are_priced_at_once_as_one_by_one(tmp_path):
 
 
 def test_zero_3_of_2021_is_predicted_though_no_constant_was_learned_from_it(tmp_path):
-    """Without the copies that it makes of every part, it was predicted to take a quarter to two thirds as long."""
+    """Without its copies of every part, the prediction was a quarter to two thirds of the measured time."""
     rows = read_rows(written(tmp_path, *ZERO3)).rows
     assert not any(row.fitted for row in rows)
     found = backtest(read_rows(written(tmp_path, *ZERO3))).errors()["seconds"]

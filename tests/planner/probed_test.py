@@ -55,7 +55,7 @@ def empty():
 
 
 def synthetic(noise=0.0):
-    """What a machine that obeys the cost model would show."""
+    """Return the measurements of a machine that obeys the cost model."""
     rates = {"fp32": PEAK, "bf16": 4 * PEAK, "fp64": PEAK / 2, "fp16": PEAK}
     here = this_machine(2, 16 << 30)
     true = here.model_copy(

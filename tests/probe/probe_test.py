@@ -91,7 +91,7 @@ def test_accelerators_are_counted_by_processes_that_no_rank_is_forked_from(tmp_p
 
 
 def test_a_lone_accelerator_is_measured_in_this_process(monkeypatch):
-    """Which may have used it before, and then can fork no rank."""
+    """This process may have used the accelerator before, and then it cannot fork ranks."""
     monkeypatch.setattr(probing, "run_ranks", lambda *_, **__: pytest.fail("a rank was forked"))
     monkeypatch.setattr(probing, "_on_devices", lambda place, folder: measured.append(place))
     monkeypatch.setattr(probing, "_middle", lambda told: dict.fromkeys(probing.KINDS, ()))

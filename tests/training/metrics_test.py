@@ -60,7 +60,7 @@ SOUND = {"step": 7, "time": 1.5, "tokens": 70, "sequences": 2, "loss": 3, "lr": 
 @pytest.mark.parametrize("wrong", ["x", [1], {"a": 1}, True, 10**400])
 @pytest.mark.parametrize("field", sorted(SOUND))
 def test_line_with_a_value_of_another_type_is_no_record(tmp_path: Path, field: str, wrong: object) -> None:
-    """Who prints, compares or checks steps computes with what stands there."""
+    """Code that prints, compares or checks steps computes with these values."""
     if field == "batch_hash" and wrong == "x":
         pytest.skip("a text is its kind")
     path = tmp_path / "metrics.jsonl"

@@ -45,7 +45,7 @@ def tokens(tmp_path_factory) -> Path:
 
 
 def model(generator: np.random.Generator) -> dict[str, Any]:
-    """What one training is."""
+    """Draw the shape of a model."""
     family = generator.choice(["gpt", "llama", "experts"])
     head, dropout = generator.choice(["tied", "untied"]), float(generator.choice([0.0, 0.1]))
     settings = {"gpt": {}, "llama": ROTARY, "experts": {**ROTARY, "feed_forward": "experts", "experts": EXPERTS}}

@@ -86,7 +86,7 @@ def test_every_decay_equals_that_of_megatron_lm(decay: dict[str, Any], final: fl
 
 @pytest.mark.parametrize("shape", ["linear", "1-sqrt"])
 def test_wsd_is_bit_for_bit_constant_until_its_final_decay(shape: str) -> None:
-    """So a decay can be branched off a training that knew of none."""
+    """A decay can therefore branch off a training that has none."""
     stable = TrainingConfig(decay="constant", warmup_tokens=100, lr=0.3)
     wsd = {"decay": "wsd", "final_decay_tokens": 200, "final_decay_shape": shape, "lr_final_fraction": 0.3}
     config = stable.model_copy(update=wsd)

@@ -199,8 +199,8 @@ def test_failed_recording_reports_its_first_error(
 def test_replicas_reduce_beside_the_recorded_backward(
     recordings: type[Recorded], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When the backward is over, the sum of every bucket has begun, but that of a tied table, whose gradient is whole
-    only then."""
+    """At the end of the backward the reduction of every bucket has begun, except for a tied table, whose gradient is
+    complete only then."""
     plan, begun = small(data=2, zero=1, cuda_graphs=True), list[bool]()
     over_replicas = Bucket.over_replicas
 

@@ -138,7 +138,7 @@ def test_a_loss_scale_leaves_values_and_gradients_as_they_are() -> None:
 
 @pytest.mark.parametrize("weights", ["fp64", "fp32", "bf16"])
 def test_biases_move_towards_an_even_load_after_each_step(weights: str) -> None:
-    """In fp32 even where weights are bf16, which loses a step of this size."""
+    """Biases are in fp32 even if weights are bf16, which would lose a step of this size."""
     of = trainer(plan({"bias_rate": RATE, "scores": "sigmoid"}, weights))
     first = step(of)
     assert torch.equal(biases(of), (RATE * directions(first)).to(biases(of).dtype))

@@ -107,7 +107,7 @@ def resume_under(place: Place, plan: Plan, path: Path, expected: Totals) -> None
     ids=["up to 4 ranks", "2 ranks", "experts on 2 ranks", "experts on 4 ranks"],
 )
 def test_any_layout_resumes_any_layouts_checkpoint_exactly(tmp_path: Path, alone: Plan, layouts: list[Plan]) -> None:
-    """Also with the count of updates: a wrong one corrects Adam's moments by another factor."""
+    """This includes the count of updates: a wrong one corrects Adam's moments by another factor."""
     unbroken = trainer_of(alone)
     steps(unbroken, 0, SAVED)
     save_state(unbroken, tmp_path / "one", SAVED)

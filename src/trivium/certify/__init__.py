@@ -1,4 +1,1 @@
-"""Reads a plan.
-
-Writes a certificate: how far the plan's loss, gradients, norm and weights are from those of one process.
-"""
+"""Certify a plan: measure how far its loss, gradients, norm and weights are from those of one process."""

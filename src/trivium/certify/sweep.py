@@ -32,7 +32,7 @@ CPU = torch.device("cpu")  # the reference's, and with its random numbers for dr
 
 
 def _keep_quiet(number: int, found: Certificate) -> None:
-    """Nobody asked."""
+    """Ignore a certificate; the default for `on_known`."""
 
 
 def certify(

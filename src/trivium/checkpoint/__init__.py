@@ -1,4 +1,1 @@
-"""Reads the tensors that ranks hold, as boxes of unsplit tensors.
-
-Writes checkpoints: directories that know nothing of layouts, so that any layout reads any checkpoint.
-"""
+"""Save and load checkpoints. They store unsplit tensors, so that any layout can load any checkpoint."""

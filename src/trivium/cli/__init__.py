@@ -1,4 +1,4 @@
-"""Reads what a user types: a verb, a preset, overrides, directories.
+"""The commands of `trivium`.
 
-Writes run directories: the output of every station in its folder, with config.json and seconds.json.
+A run directory has the output of each stage in a folder, with config.json and seconds.json.
 """

@@ -34,8 +34,8 @@ JOULES_PER_KILOWATT_HOUR = 3.6e6
 
 @dataclass(frozen=True)
 class Asked:
-    """What to price: the plan's name, tokens of a training, seconds of a save with hours between failures. share: of a
-    device's memory that the plan may use. forward_passes: before each step."""
+    """The options: the plan's name, tokens of a training, seconds of a save with hours between failures. share: of a
+    device's memory that the plan may use. forward_passes: number before each step."""
 
     name: str
     tokens: int | None = None

@@ -42,7 +42,7 @@ class Gone(NamedTuple):
 
 @dataclass(frozen=True)
 class Met:
-    """What the hosts of an elastic job agreed on: the plan, the hosts that are gone, the file that asks ranks to end at
+    """The agreement of the hosts of an elastic job: the plan, the hosts that are gone, the file that makes ranks end at
     their next checkpoint, and the host that keeps copies for this one."""
 
     plan: Plan

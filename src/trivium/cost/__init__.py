@@ -1,4 +1,1 @@
-"""Reads a plan and a machine.
-
-Writes what the plan costs: FLOPs, bytes, seconds, and the limit that binds.
-"""
+"""Predict the cost of a plan on a machine: FLOPs, bytes, seconds, and the limiting resource."""

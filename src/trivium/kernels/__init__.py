@@ -1,1 +1,1 @@
-"""Operations on the tensors of one rank, and what is faster for them on a processor or an accelerator."""
+"""Operations on the tensors of one rank, with faster implementations for CPUs and GPUs."""

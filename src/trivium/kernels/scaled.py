@@ -59,8 +59,8 @@ def spread(scales: Tensor, shape: tuple[int, ...], block: int) -> Tensor:
 
 
 class Granularity(NamedTuple):
-    """What shares a scale. largest: (x [R, K], operand, block) -> the largest absolute value of each part. over:
-    whether a part has all rows, and all of K: then ranks that divide these must agree on it."""
+    """The parts of an operand that share a scale. largest: (x [R, K], operand, block) -> the largest absolute value of
+    each part. over: whether a part has all rows, and all of K: then ranks that divide these must agree on it."""
 
     largest: Callable[[Tensor, Operand, int], Tensor]
     over: tuple[bool, bool]

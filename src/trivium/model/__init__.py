@@ -1,4 +1,1 @@
-"""Reads a plan and a mesh.
-
-Writes the transformer: the part of it that one rank holds, with values that depend only on names and the seed.
-"""
+"""The transformer of a plan: the part that one rank holds. Its initial values depend only on names and the seed."""

@@ -71,7 +71,7 @@ class KVCache:
         return self._through[window]
 
     def keep(self, tokens: int) -> None:
-        """What the last reading wrote, its first `tokens`, stays."""
+        """Commit the first `tokens` positions of the last forward pass. The next pass overwrites the others."""
         self.used += tokens
 
     def only(self, rows: Tensor, last: int | None = None) -> None:

@@ -20,7 +20,7 @@ METHODS: Mapping[str, type[Objective]] = MappingProxyType(
 
 
 class ObjectiveConfig(Config):
-    """What training minimises."""
+    """Settings of the training objective."""
 
     # next_token; distill, from a teacher; or of preference pairs: dpo, cdpo, robust, ipo, hinge, kto, simpo, orpo
     method: str = NEXT_TOKEN_METHOD

@@ -57,7 +57,7 @@ def loss_names(model: ModelShape) -> tuple[str, ...]:
 
 
 class Objective(Config):
-    """What training minimises. Its fields are the settings that a config may give."""
+    """A training objective. Its fields are the settings that a config may give."""
 
     of_pairs: ClassVar[bool] = False  # whether it compares the completions of preference pairs
     forward_passes: ClassVar[int] = 0  # of the whole batch before a step, which score its targets

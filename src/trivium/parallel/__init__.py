@@ -1,4 +1,1 @@
-"""Reads a layout and this process's rank.
-
-Writes groups, collectives, and the machinery that runs a schedule and shards an optimizer across ranks.
-"""
+"""Pipeline, tensor, context and expert parallelism, and ZeRO: run a schedule on ranks, and shard the optimizer."""

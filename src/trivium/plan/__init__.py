@@ -1,4 +1,1 @@
-"""Reads a config.
-
-Writes a plan: everything a run is, as pure data, executed by the runtime and priced by the planner.
-"""
+"""Plans: everything about a run as pure data, made from a config, executed by the runtime, priced by the planner."""

@@ -62,7 +62,7 @@ class Span(NamedTuple):
 
 
 class _Kind(NamedTuple):
-    """What the parameters of a bucket have in common. owner: None if they may have several."""
+    """The properties that all parameters of a bucket share. owner: None if they may have several."""
 
     over: tuple[PartialOver, ...]
     tied: bool

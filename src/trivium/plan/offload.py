@@ -18,8 +18,8 @@ LAYERS_HERE = 2  # layers whose activations are on the device: one is needed, an
 
 
 class Offload(Config):
-    """What a rank keeps in the memory of its host. It computes the same, bit for bit: state and activations are copied
-    to the device before they are used there."""
+    """Shares of state and activations that a rank keeps in host memory. They are copied to the device before use, so
+    that results are equal bit for bit."""
 
     optimizer: Share = 0.0  # share of the optimizer state, master weights included; it is reached with whole buckets
     activations: Share = 0.0  # share of the layers of a stage, the first ones, whose activations are kept on the host

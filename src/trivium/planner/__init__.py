@@ -1,4 +1,1 @@
-"""Reads a model, a batch and a machine.
-
-Writes the plans worth running, priced and explained.
-"""
+"""Search the plans worth running for a model, a batch and a machine. They are priced and explained."""

@@ -37,7 +37,7 @@ WIDTH_BYTES = 2  # fp16
 
 @dataclass(frozen=True)
 class Tracking:
-    """What the paper's hardware has beyond a machine's file.
+    """Figures of the paper's hardware that a machine file does not have.
 
     cache_bytes: last-level cache. tiles_at_once: tiles that a multiprocessor computes at once. tracked_tiles: entries
     of the tracker, each a tile that is stored but not yet sent. queued_bytes: of the product, below which messages are

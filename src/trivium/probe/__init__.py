@@ -1,4 +1,4 @@
-"""Measures products, attention, small models and collectives on this machine.
+"""Measure matrix products, attention, small models and collectives on this machine.
 
 planner/probed.py makes a machine file from the measurements.
 """

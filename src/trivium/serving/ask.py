@@ -230,7 +230,7 @@ class ChatCompletion(Asked):
 
 
 class Task(NamedTuple):
-    """What the model has to do for a request. ends: ids that end a text. max_tokens: of each text."""
+    """The work of a request. ends: ids that end a text. max_tokens: most new tokens of each text."""
 
     prompts: list[list[int]]
     settings: Drawing

@@ -1,4 +1,4 @@
-"""Reads and writes objects at the URLs of object stores (s3://, gs://, hf://).
+"""Read and write objects at the URLs of object stores (s3://, gs://, hf://).
 
-Publishes folders there: a manifest is written last, so that what is found is complete.
+Folders are published there with the manifest last, so that a folder with a manifest is complete.
 """

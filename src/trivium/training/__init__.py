@@ -1,4 +1,1 @@
-"""Reads token shards, a plan and a training config.
-
-Writes metrics, checkpoints, and a summary of what was trained.
-"""
+"""Train a model from token shards under a plan. Writes metrics, checkpoints, and a summary."""

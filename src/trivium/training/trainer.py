@@ -82,7 +82,7 @@ class StepResult(NamedTuple):
 
     @property
     def loss(self) -> float:
-        """What is minimised, without the terms of the model: by default the cross-entropy."""
+        """The minimised loss without the terms that the model adds: by default the cross-entropy."""
         return self.losses[LOSS]
 
 

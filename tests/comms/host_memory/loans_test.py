@@ -185,7 +185,7 @@ def test_a_rank_that_ends_is_noticed_at_once_and_after_what_it_said(place: Place
 
 @ranks(2)
 def test_of_a_rank_that_ends_with_something_lent_it_is_said_that_it_has_ended(place: Place) -> None:
-    """In words by which others know that it is the one to blame."""
+    """By that message other ranks know which rank failed first."""
     group = connected_pair(place)
     if place.rank == 0:
         group.transport.send(torch.ones(INLINE_BYTES), 1, group)
@@ -249,7 +249,7 @@ def test_collectives_by_memory_are_those_by_the_network(size: int) -> None:
 
 
 def more_ranks_than_numbers(place: Place) -> None:
-    """As for 130 ranks and 129 numbers of fp64, the fewest that do not travel with the words."""
+    """Sum fewer numbers than ranks, outside of the message itself. By default that needs at least 130 ranks."""
     transport.INLINE_BYTES = 0
     group = Mesh.connect(Layout(data=place.world_size), place.rank, place.world_size).data
     assert isinstance(group.carrier, HostMemory)

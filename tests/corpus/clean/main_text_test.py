@@ -73,7 +73,7 @@ CHAPTERS = {
 
 @pytest.mark.parametrize("around", CHAPTERS)
 def test_chapters_under_first_level_headings_are_one_text_where_they_stand_side_by_side(around):
-    """As Markdown and manuals are written: no chapter is another article. A text begins below its first heading."""
+    """Markdown and manuals are like this: no chapter is another article. A text begins below its first heading."""
     section = ("<section>", "</section>") if around == "in sections" else ("", "")
     chapters = [f"{section[0]}<h1>Option {n}</h1><p>{text}</p>{section[1]}" for n, text in enumerate(ARTICLE)]
     html = f"<title>Manual of the tool</title>{CHAPTERS[around].format(''.join(chapters))}"

@@ -70,7 +70,7 @@ def test_clean_text_can_be_encoded_and_holds_no_control_character(text):
 @example("a\u00c3\ufeff\u00a9")
 @example("\u010e\u00d0\u00c2\u206b\u00b0")
 def test_clean_text_stays_as_it_is(text):
-    """Also where removing or composing characters joins what then looks mis-decoded."""
+    """This includes texts in which removed or composed characters join what then looks mis-decoded."""
     assert tidy(tidy(text)) == tidy(text)
 
 

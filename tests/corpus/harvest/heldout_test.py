@@ -74,7 +74,7 @@ def test_a_passage_never_crosses_a_paragraph():
 
 
 def test_a_sentence_goes_on_behind_an_abbreviation():
-    """As the rule is written, on the whole of what a sentence has so far."""
+    """The expected sentences follow the rule as it is written, applied to the full sentence so far."""
     generator = generator_for(1, "sentences")
     words = ["Dr.", "No.", "e.g.", "(etc.", "B-etc.", "X vs.", "A", "x.", "Foo", "bar!"]
     for _ in range(300):

@@ -72,7 +72,7 @@ def local(store, tmp_path):
 
 
 def contents(out):
-    """What a harvest has, whatever files it is divided into: a remote file is a part by itself."""
+    """Return the contents of a harvest, however it is divided into files: each remote file is a separate part."""
     raw = b"".join(gzip.decompress(path.read_bytes()) for path in sorted((out / "jsonl").iterdir()))
     return raw, list(read_documents(out / "heldout")), (out / "evaluation_items.jsonl").read_bytes()
 

@@ -54,7 +54,7 @@ def test_hostile_parquet_takes_bounded_memory_and_rows(tmp_path, name):
 
 
 def test_page_headers_of_ordinary_parquet_declare_what_arrow_reads(tmp_path):
-    """With every packing, version of pages, dictionaries, nulls, lists, and many small pages."""
+    """The files cover every compression and page version, dictionaries, nulls, lists, and many small pages."""
     rows = [
         {"text": f"text {n % 7} " * (n % 50), "tags": [str(n)] * (n % 3), "n": n if n % 5 else None} for n in range(600)
     ]

@@ -26,14 +26,14 @@ def is_near(found: torch.Tensor, exact: torch.Tensor) -> bool:
 
 
 def is_rounded_once(found: torch.Tensor, exact: torch.Tensor) -> bool:
-    """To bf16, of which eight bits are significant."""
+    """Return whether the error is that of one rounding to bf16, which has eight significant bits."""
     exact, error = exact.detach(), (found.detach().double() - exact.detach()).abs()
     return bool((error <= 2**-8 * exact.abs() + 2e-6 * exact.abs().max()).all())
 
 
 @pytest.fixture()
 def slowly(monkeypatch) -> None:
-    """As on a processor that multiplies bf16 numbers the sooner in fp32; and some rows of a weight at a time."""
+    """Simulate a CPU that multiplies bf16 numbers faster in fp32, with some rows of a weight at a time."""
     monkeypatch.setattr(products, "multiplies_bf16_slowly", lambda: True)
     monkeypatch.setattr(products, "MIN_MULTIPLICATIONS", 0)
     monkeypatch.setattr(products, "MIN_WIDENED", 24)
@@ -42,7 +42,7 @@ def slowly(monkeypatch) -> None:
 
 @pytest.fixture()
 def always(monkeypatch) -> None:
-    """The other library also where it does not pay."""
+    """Use the other library even if it is not faster."""
     monkeypatch.setattr(products, "MIN_MULTIPLICATIONS", 0)
     monkeypatch.setattr(products, "mkl_multiplies_faster", lambda: False)
 

@@ -126,7 +126,7 @@ def test_of_put_off_products_the_next_is_gathered_beside_this_one(place: Place) 
 
 
 def recorded(patch: pytest.MonkeyPatch) -> tuple[list[str], Arithmetic]:
-    """What is begun, waited for and multiplied from now on, in its order; and the arithmetic that notes it."""
+    """Return a log of messages that begin and end and of products, in order, and the arithmetic that writes to it."""
     said: list[str] = []
 
     def saying(name: str, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""From any token to its document and back, for every step; and the hash of what the trainer really read."""
+"""Lineage from any token to its document and back, for every step, and the hash of what the trainer really read."""
 
 import gzip
 import json

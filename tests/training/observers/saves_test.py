@@ -32,7 +32,7 @@ def fragments(values: torch.Tensor) -> list[Fragment]:
 
 @pytest.fixture
 def before_writing(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], object]]:
-    """What happens before each file is written, in turn."""
+    """Return a list of functions, one of which is called before each file is written, in turn."""
     right, each = pieces.write_pieces, list[Callable[[], object]]()
 
     def write(*given: Any, **named: Any) -> Any:

@@ -411,7 +411,7 @@ def test_innermost_calls_show_whether_a_rank_waits_for_others() -> None:
 
 @pytest.mark.parametrize("depth", (3, 300))
 def test_stack_of_any_depth_is_found(depth: int, tmp_path: Path) -> None:
-    """As within nested imports: faulthandler cuts off the outermost frames, with the function that trains."""
+    """Nested imports make stacks deep, and faulthandler cuts off the outermost frames, which show `train_rank`."""
 
     def train_rank() -> None:
         deeper(depth)

@@ -262,7 +262,7 @@ def test_failed_or_killed_rank_ends_all_others_and_is_named_once_with_its_host(
 
 
 def wait_for_others(place: Place, port: int, given: TrainingJob) -> None:
-    """As the first of two ranks, the other of which never comes."""
+    """Wait as the first of two ranks, the other of which never connects."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ |= {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     work.start(given)

@@ -62,7 +62,7 @@ class Amaxes:
 
 
 class Scaled(NamedTuple):
-    """Which linear layers multiply rounded operands, and how. layers: of the model. micro: sequences that share scales.
+    """The linear layers that multiply rounded operands. layers: those of the model. micro: sequences per scale.
     sets: the sequences whose tokens an expert computes at once, each a list of micro-batches."""
 
     settings: Float8

@@ -17,7 +17,7 @@ from trivium.plan.optimizer import Group
 
 
 class Routed(NamedTuple):
-    """What one layer's router did with a batch, each [B, S, E]: logits, probabilities, and 1 for chosen experts."""
+    """The results of a layer's router for a batch, each [B, S, E]: logits, probabilities, and 1 for chosen experts."""
 
     experts: Experts
     logits: Tensor

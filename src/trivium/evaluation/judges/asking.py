@@ -138,7 +138,7 @@ def _drop_partial_line(path: Path) -> None:
 
 @dataclass
 class Judged:
-    """What a judge said of an item: a parsed answer for each sample, and the tokens and attempts spent."""
+    """A judge's result for an item: a parsed answer for each sample, and the tokens and attempts spent."""
 
     item: Item
     samples: list[Parsed]

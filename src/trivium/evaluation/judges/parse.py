@@ -23,7 +23,7 @@ _NONE = re.compile(rf"(?:(?:{_CATEGORIES})\s*:)?[\s\"'(\[]*(?:no[- ](?:\w+[- ])?
 
 @dataclass(frozen=True)
 class Parsed:
-    """What an answer says. score: None if it cannot be parsed, for the `reason`. errors: counts by severity."""
+    """The content of an answer. score: None if it cannot be parsed, for the `reason`. errors: counts by severity."""
 
     score: float | None
     reason: str = ""

@@ -101,7 +101,7 @@ class _Turn(torch.autograd.Function):
 
 
 def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, pairs: Pairs) -> torch.Tensor:
-    """As many columns of x rotated as have an angle; the others as they are. It lies in memory as x does."""
+    """Return x with the columns that have an angle rotated and the others unchanged, in the memory layout of x."""
     columns = 2 * cos.shape[-1]
     if columns < x.shape[-1]:
         found, some = x.clone(), slice(-columns, None) if pairs.last else slice(columns)

@@ -184,8 +184,8 @@ class Executor:
 
 
 class _Entered(torch.autograd.Function):
-    """What comes from the stage before. Its gradient is put into a list, so that nobody needs to hold the tensor itself
-    until then."""
+    """The identity on the previous stage's output. Its backward appends the gradient to a list, so that the tensor
+    can be freed before."""
 
     @staticmethod
     def forward(ctx: Any, gradient: list[Tensor], leaf: Tensor, x: Tensor) -> Tensor:
@@ -199,4 +199,4 @@ class _Entered(torch.autograd.Function):
 
 
 def _nobody(parameter: torch.nn.Parameter) -> None:
-    """Nobody waits for gradients."""
+    """Ignore a finished gradient."""

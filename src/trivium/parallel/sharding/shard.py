@@ -48,7 +48,7 @@ class Updated(NamedTuple):
 
     @property
     def kept_away(self) -> list[Tensor]:
-        """What the host keeps of a shard that is there: the states, and masters that are separate from the weights."""
+        """The tensors of an offloaded shard that are on the host: the states, and separate masters."""
         return [*self.states.values(), *([] if self.copy is None else [self.master])]
 
     def brought(self, here: Sequence[Tensor]) -> "Updated":

@@ -22,8 +22,8 @@ class Top(NamedTuple):
 
 
 class Teacher(NamedTuple):
-    """What a teacher stored of each target: ids of its likeliest tokens and their log-probabilities at the temperature,
-    [S, B, K]. share: of the divergence in the loss."""
+    """A teacher's stored scores of each target: ids of its likeliest tokens and their log-probabilities at the
+    temperature, [S, B, K]. share: of the divergence in the loss."""
 
     ids: Tensor
     logs: Tensor

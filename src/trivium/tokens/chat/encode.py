@@ -203,10 +203,10 @@ def _rendered(batch: Sequence[Conversation], requests: Sequence[Request], templa
 
 
 class _Guard(NamedTuple):
-    """What a message may not become.
+    """The tokens that a message may not contain.
 
-    ids: of the special tokens. refused: those without the one of text that has no other. begins, ends: parts at either
-    end of the tokens.
+    ids: those of the special tokens. refused: the same without the one of text that has no other. begins, ends:
+    parts at either end of the tokens.
     """
 
     spelled: re.Pattern[str]

@@ -1,1 +1,1 @@
-"""Answers what a training consumed, and which document made a step spike, by replaying that step."""
+"""Find what a training consumed, and which document made a step spike, by replaying that step."""

@@ -1,1 +1,1 @@
-"""Runs a job: forks its ranks, finds ranks that hang or died, handles signals, and restarts from a checkpoint."""
+"""Run a job: fork its ranks, find ranks that hang or died, handle signals, and restart from a checkpoint."""

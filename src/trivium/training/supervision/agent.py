@@ -53,7 +53,7 @@ class RoundOver(TriviumError):
 
 @dataclass(frozen=True)
 class Elastic:
-    """What the agents of a job need to know of it.
+    """The properties of a job that its agents need.
 
     out: the folder of the training. least, most: number of hosts. ranks: on each host. restarts: see
     `training.restarts`. rank: what each rank calls, with its place and the round. fit: the plan for at most this many

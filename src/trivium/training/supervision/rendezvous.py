@@ -38,7 +38,7 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 
 
 class Host(Config):
-    """What a host says of itself. life: changes when its agent starts anew. beat: counts its messages. round: the last
+    """A host's report about itself. life: changes when its agent restarts. beat: counts its messages. round: the last
     one in which it took part. reaches: the hosts that answer it, while it waits. code: with which it failed."""
 
     name: str
