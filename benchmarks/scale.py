@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from trivium.checkpoint.format import boxes_of_range
+from trivium.comms.meeting import POLLS_OF_THE_FIRST, pause_seconds
 from trivium.cost.hardware import Machine, machine_named
 from trivium.cost.saving import near_copy, saved_bytes
 from trivium.plan.batch import Batch
@@ -23,8 +24,7 @@ from trivium.units import format_bytes, format_seconds
 STORE_BYTES_PER_SECOND_OF_A_HOST, STORE_BYTES_PER_SECOND = 2e9, 500e9  # to the shared file system: assumed
 HASH_BYTES_PER_SECOND = 1e9  # of one rank: assumed
 MANIFEST_BYTES_PER_SECOND = 50e6  # that the first rank writes or reads, as JSON: assumed
-# comms/meeting.py, supervision/neighbours.py: each rank asks the store that often, and writes heartbeats that often.
-POLL_SECONDS, ROUND_SECONDS = 2.0, 3.0
+ROUND_SECONDS = 3.0  # supervision/neighbours.py: each rank writes a heartbeat that often
 CONNECTIONS_OF_A_RANK = 2
 FILE = "pieces-00000.safetensors"
 OBJECTS = 5  # memory of the parsed entries of a manifest, as a multiple of their text: measured
@@ -98,11 +98,12 @@ def counts(job: Scale) -> dict[str, str]:
         saved.largest * machine.devices_per_node / STORE_BYTES_PER_SECOND_OF_A_HOST,
         saved.total / STORE_BYTES_PER_SECOND,
     )
+    polls = POLLS_OF_THE_FIRST / pause_seconds(0, ranks) + (ranks - 1) / pause_seconds(1, ranks)
     listed = 2 * listing / MANIFEST_BYTES_PER_SECOND
     return {
         "ranks, hosts": f"{ranks:,}, {hosts:,}",
         "start: connections of the store; requests per second while ranks meet": (
-            f"{CONNECTIONS_OF_A_RANK * ranks:,}; {2 * ranks / POLL_SECONDS:,.0f}"
+            f"{CONNECTIONS_OF_A_RANK * ranks:,}; {polls:,.0f}"
         ),
         "training: heartbeats per second": f"{ranks / ROUND_SECONDS:,.0f}",
         "save: bytes; largest file": f"{format_bytes(saved.total)}; {format_bytes(saved.largest)}",

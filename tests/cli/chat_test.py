@@ -98,6 +98,8 @@ def test_settings_that_are_not_read_are_refused(run, capsys, monkeypatch):
     for place, value in (("generation.prompts", "[a]"), ("serve.texts", "2"), ("training.lr", "1")):
         with pytest.raises(ConfigError, match=f"--set {place}: `trivium chat` does not read this"):
             said(capsys, monkeypatch, run, ["Item 7"], "--set", f"{place}={value}")
+    with pytest.raises(ConfigError, match="`trivium serve --tp 2` splits a model over two"):
+        said(capsys, monkeypatch, run, ["Item 7"], "--tp", "2")
     with pytest.raises(DataError, match="shorten it"):  # a program that uses a pipe sees the exit code
         said(capsys, monkeypatch, run, ["x " * 200])
 

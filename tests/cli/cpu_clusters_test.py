@@ -50,7 +50,7 @@ def test_an_elastic_job_keeps_the_nodes_that_are_left_and_starts_one_task_on_eac
 
 @pytest.mark.parametrize(
     ("target", "hosts", "law"),
-    [("kubernetes", "1:2", "only a file for Slurm"), ("slurm", "1:4", "MAX must be 2"), ("slurm", "2", "MIN:MAX")],
+    [("torchrun", "1:2", "waits for the same hosts"), ("slurm", "1:4", "MAX must be 2"), ("slurm", "2", "MIN:MAX")],
 )
 def test_hosts_that_a_job_file_cannot_have_are_refused(capsys, monkeypatch, target: str, hosts: str, law: str) -> None:
     with pytest.raises(AssertionError, match=law):

@@ -3,7 +3,9 @@
 The fields are those of the published API references of batch/v1 and core/v1 (1.26) and of jobset.x-k8s.io/v1alpha2.
 """
 
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ LIMITS = {"nvidia.com/gpu": COUNT, "rdma/ib": COUNT}
 CONTAINER = {
     "name": NAME,
     "image": TEXT,
-    "env": [{"name": TEXT, "value": TEXT}],
+    "env": [{"name": TEXT, "value": TEXT, "valueFrom": {"fieldRef": {"fieldPath": TEXT}}}],
     "command": [TEXT],
     "args": [TEXT],
     "resources": {"limits": LIMITS},
@@ -74,10 +76,10 @@ def wrong(value: Any, schema: Any, at: str = "") -> list[str]:
     return [] if type(value) is schema else [f"{at} is {value!r}"]
 
 
-def printed(capsys, monkeypatch, target: str, *words: str) -> str:
+def printed(capsys, monkeypatch, target: str, *words: str, out: str = "/runs/a") -> str:
     given = [word for one in TWO_NODES for word in ("--set", one)]
     monkeypatch.setattr(
-        sys, "argv", ["trivium", "launch", "--print", target, "--preset", "demo", "--out", "/runs/a", *given, *words]
+        sys, "argv", ["trivium", "launch", "--print", target, "--preset", "demo", "--out", out, *given, *words]
     )
     with pytest.raises(SystemExit) as ended:
         entry.main()
@@ -88,6 +90,41 @@ def printed(capsys, monkeypatch, target: str, *words: str) -> str:
 TWO_NODES = ["plan.layout.tensor=8", "plan.layout.pipeline=2", "plan.layout.data=1", "plan.model.heads=8"]
 TWO_NODES += ["machine=dgx-h100"]
 OPTIONS = ["--node", "gpu=h200", "--node", "zone=a", "--tolerate", "nvidia.com/gpu", "--rdma", "8", "--shm", "64Gi"]
+
+
+@pytest.mark.parametrize("target", ["kubernetes", "jobset"])
+def test_elastic_pods_meet_in_the_run_directory_and_a_lost_one_is_replaced(capsys, monkeypatch, target) -> None:
+    files = list(yaml.safe_load_all(printed(capsys, monkeypatch, target, "--hosts", "1:2", *OPTIONS)))
+    assert [f["kind"] for f in files] == (["Job"] if target == "kubernetes" else ["JobSet"]), "no service is needed"
+    assert [line for file in files for line in wrong(file, SCHEMAS[file["kind"]])] == []
+    spec = files[-1]["spec"] if target == "kubernetes" else files[-1]["spec"]["replicatedJobs"][0]["template"]["spec"]
+    assert spec["completionMode"] == "Indexed" and spec["completions"] == spec["parallelism"] == 2
+    *ignored, final = spec["podFailurePolicy"]["rules"]
+    assert {rule["action"] for rule in ignored} == {"Ignore"}
+    assert final["action"] == "FailJob" and 3 not in final["onExitCodes"]["values"], "a host that is left out ends so"
+    pod = spec["template"]["spec"]
+    assert pod["restartPolicy"] == "Never" and "subdomain" not in pod and pod["nodeSelector"]
+    (container,) = pod["containers"]
+    assert container["env"][-1]["valueFrom"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}
+    assert container["args"][0].rstrip().endswith(" --hosts 1:2") and "torchrun" not in container["args"][0]
+
+
+def test_a_pod_on_another_node_is_no_longer_left_out(capsys, monkeypatch, tmp_path: Path) -> None:
+    job = yaml.safe_load(printed(capsys, monkeypatch, "kubernetes", "--hosts", "1:2", out=str(tmp_path)))
+    script = job["spec"]["template"]["spec"]["containers"][0]["args"][0]
+    (tmp_path / "python").write_text('#!/bin/bash\necho "$@"\nexit 3\n')
+    (tmp_path / "python").chmod(0o755)
+    mark = tmp_path / "hosts" / "pod-1.out"
+
+    def is_left_out_on(node: str) -> bool:
+        names = {"PATH": f"{tmp_path}:/usr/bin:/bin", "OUT": str(tmp_path), "HOSTNAME": "pod-1", "NODE": node}
+        ran = subprocess.run(["bash", "-c", script], env=names, capture_output=True, text=True)
+        assert ran.returncode == 3 and ran.stdout.startswith("-m trivium.cli.main train ") and not ran.stderr
+        return mark.exists()
+
+    assert not is_left_out_on("a")
+    mark.touch()
+    assert [is_left_out_on(node) for node in ("a", "a", "b", "b")] == [True, True, False, False]
 
 
 @pytest.mark.parametrize("target", ["kubernetes", "jobset"])

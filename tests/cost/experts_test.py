@@ -25,7 +25,7 @@ from trivium.cost.rank_parameters import elements_of_rank, rank_parameters
 from trivium.cost.setting import setting
 from trivium.cost.stack import own_stack
 from trivium.cost.stages import layers_by_stage
-from trivium.cost.step_time import step_seconds
+from trivium.cost.step_time import step
 from trivium.plan.buckets import bucket_table
 from trivium.plan.layers.part import Place
 from trivium.plan.layout import Coordinate
@@ -198,8 +198,8 @@ def test_many_plans_at_once_cost_what_each_costs_alone():
     cases = [case_of(plan) for plan in plans]
     fields = [name for name, value in vars(cases[0]).items() if not isinstance(value, tuple)]
     together = replace(cases[0], **{name: np.array([getattr(case, name) for case in cases]) for name in fields})
-    found = step_seconds(together, H100).seconds
-    alone = [float(step_seconds(case, H100).seconds) for case in cases]
+    found = step(together, H100).parts.seconds
+    alone = [float(step(case, H100).parts.seconds) for case in cases]
     assert found.tolist() == pytest.approx(alone, rel=1e-12)
     held = memory_of_cases(together, "1f1b").total
     assert held.tolist() == [memory_of_cases(case, "1f1b").total[0] for case in cases]
@@ -209,7 +209,7 @@ def test_gradients_of_experts_are_reduced_by_the_ranks_that_hold_them():
     """With as many expert ranks as replicas nothing of the experts is reduced."""
     many = {"model": {"experts": {"columns": 4096}}, "layout": {"tensor": 1, "pipeline": 1, "data": 8}}
     alone, together = (
-        step_seconds(case_of(routed(**merge(many, {"layout": {"expert": n}}))), H100).data_collectives for n in (8, 1)
+        step(case_of(routed(**merge(many, {"layout": {"expert": n}}))), H100).parts.data_collectives for n in (8, 1)
     )
     assert float(alone) < 0.2 * float(together)
 

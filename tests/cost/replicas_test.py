@@ -19,7 +19,7 @@ from trivium.cost.rank_parameters import elements_of_rank
 from trivium.cost.replicas import data_seconds, fullest_of, fullest_of_plan
 from trivium.cost.stack import stack_named
 from trivium.cost.stages import layers_by_stage, layers_of_ranks
-from trivium.cost.step_time import step_seconds
+from trivium.cost.step_time import step
 from trivium.cost.traffic import step_traffic
 from trivium.plan.layout import AXES, Coordinate, Layout, divisors
 
@@ -117,7 +117,7 @@ def test_stage_3_reduces_the_table_too(shards):
     )
     traffic = step_traffic(plan, Coordinate(0, 0, 0))
     counted = traffic["sharers" if shards else "replicas"]
-    parts = step_seconds(case_of(plan), machine, OURS, prior_constants(), strides=strides_of(plan.layout, machine))
+    parts = step(case_of(plan), machine, OURS, prior_constants(), strides=strides_of(plan.layout, machine)).parts
     sharers = shards or 8
     moved = counted["reduce_scatter"] / sharers * (sharers - 1) + counted["all_gather"] * (sharers - 1)
     if shards:

@@ -13,7 +13,7 @@ from trivium.cost.constants import prior_constants
 from trivium.cost.estimate import estimate
 from trivium.cost.hardware import Link, machine_named, this_machine
 from trivium.cost.stack import stack_named, stacks
-from trivium.cost.step_time import SCHEDULES, step_seconds
+from trivium.cost.step_time import SCHEDULES, step
 
 SELENE = machine_named("selene")
 MEGATRON = stack_named("megatron-2022")
@@ -39,7 +39,7 @@ def many(seed: int = 0, size: int = 60) -> Case:
 
 
 def seconds(case: Case, machine=SELENE, stack=MEGATRON, constants=PRIOR, **how):
-    return np.asarray(step_seconds(case, machine, stack, constants, **how).seconds)
+    return np.asarray(step(case, machine, stack, constants, **how).parts.seconds)
 
 
 @pytest.mark.broad
@@ -53,7 +53,7 @@ def test_a_plan_alone_costs_what_it_costs_among_others(stack):
 
 @pytest.mark.parametrize("schedule", sorted(SCHEDULES))
 def test_parts_are_never_negative(schedule):
-    parts = vars(step_seconds(many(), SELENE, MEGATRON, PRIOR, schedule=SCHEDULES[schedule]))
+    parts = vars(step(many(), SELENE, MEGATRON, PRIOR, schedule=SCHEDULES[schedule]).parts)
     assert all((np.asarray(part) >= 0).all() for part in parts.values())
 
 
@@ -81,7 +81,7 @@ def test_twice_the_micro_batches_take_twice_the_steady_state():
 def test_without_latency_and_with_endless_bandwidth_only_work_and_the_bubble_are_left():
     free = Link(bandwidth=1e30, efficiency=1.0, latency_seconds=0.0)
     machine = SELENE.model_copy(update={"node_link": free, "fabric_link": free})
-    parts = step_seconds(many(), machine, MEGATRON, PRIOR)
+    parts = step(many(), machine, MEGATRON, PRIOR).parts
     for name in ("tensor_collectives", "context_collectives", "pipeline_transfers"):
         assert np.asarray(getattr(parts, name)) == pytest.approx(0, abs=1e-9)
     assert np.asarray(parts.data_collectives) == pytest.approx(0, abs=1e-6)
@@ -112,7 +112,7 @@ def test_more_nodes_of_one_plan_are_never_faster():
 @pytest.mark.parametrize("chunks", [2, 3])
 def test_chunks_divide_the_time_that_fills_the_pipeline(chunks):
     case = replace(case_of(mt_nlg()), micro_batches=70)
-    one, several = (step_seconds(replace(case, chunks=c), SELENE, MEGATRON, PRIOR) for c in (1, chunks))
+    one, several = (step(replace(case, chunks=c), SELENE, MEGATRON, PRIOR).parts for c in (1, chunks))
     assert several.bubble == pytest.approx(one.bubble / chunks)
 
 
@@ -151,7 +151,7 @@ def test_traffic_of_replicas_hides_behind_work_never_more_than_either(zero):
     case = replace(many(), zero=zero, data=8)
     bare = OURS.model_copy(update={"overlaps_data": False})
     shown = [
-        np.asarray(step_seconds(case, SELENE, stack, PRIOR.with_values({"data_overlap": overlap})).data_collectives)
+        np.asarray(step(case, SELENE, stack, PRIOR.with_values({"data_overlap": overlap})).parts.data_collectives)
         for stack, overlap in ((bare, 0.5), (OURS, 0.0), (OURS, 0.5), (OURS, 1.0))
     ]
     assert shown[1] == pytest.approx(shown[0])
@@ -164,7 +164,7 @@ def test_a_recorded_step_hides_its_reductions_as_others_do(zero):
     case, perfect = replace(case_of(mt_nlg()), zero=zero), PRIOR.with_values({"data_overlap": 1.0})
     replays, bare = (OURS.model_copy(update=more) for more in ({"replays": True}, {"overlaps_data": False}))
     hidden, recorded, bare = (
-        step_seconds(replace(case, recorded=records), SELENE, stack, perfect).data_collectives
+        step(replace(case, recorded=records), SELENE, stack, perfect).parts.data_collectives
         for records, stack in ((0, replays), (1, replays), (1, bare))
     )
     assert hidden == pytest.approx(recorded, rel=0.01) and recorded < bare
@@ -173,7 +173,7 @@ def test_a_recorded_step_hides_its_reductions_as_others_do(zero):
 def test_a_reduction_that_takes_much_longer_than_the_work_beside_it_is_shown_but_for_that_work():
     """Twice as slow a fabric then adds all of the longer traffic."""
     case = replace(case_of(mt_nlg()), zero=1, micro_batches=4)
-    parts = [step_seconds(case, slow_fabric(f), OURS, PRIOR).data_collectives for f in (1e4, 2e4, 3e4)]
+    parts = [step(case, slow_fabric(f), OURS, PRIOR).parts.data_collectives for f in (1e4, 2e4, 3e4)]
     assert parts[2] - parts[1] == pytest.approx(parts[1] - parts[0])
 
 
@@ -181,7 +181,7 @@ def test_stage_2_reduces_after_every_micro_batch_unless_the_stack_sums_them_firs
     case, slow = replace(case_of(mt_nlg()), zero=2, micro_batches=8), slow_fabric(1e6)
     once = OURS.model_copy(update={"reduces_often": False})
     often, one_sum, stage_1 = (
-        step_seconds(c, slow, stack, PRIOR).data_collectives
+        step(c, slow, stack, PRIOR).parts.data_collectives
         for c, stack in ((case, OURS), (case, once), (replace(case, zero=1), OURS))
     )
     assert one_sum == pytest.approx(stage_1)
@@ -211,7 +211,7 @@ def test_where_attention_takes_longer_than_messages_only_the_last_gradients_of_a
     case = replace(case_of(mt_nlg()), **TOGETHER, sequence=1 << 20, micro=1, micro_batches=1)
     perfect = PRIOR.with_values({"data_overlap": 1.0})
     hidden, bare = (
-        step_seconds(case, SELENE, stack, perfect).context_collectives
+        step(case, SELENE, stack, perfect).parts.context_collectives
         for stack in (OURS, OURS.model_copy(update={"overlaps_context": False}))
     )
     # Forward there are 3 messages of keys, backward 3 of keys and 4 of gradients, which are twice as wide.
@@ -225,7 +225,7 @@ def test_a_ring_over_nodes_sends_from_neighbour_to_neighbour_over_one_card():
     free = SELENE.fabric_link.model_copy(update={"latency_seconds": 0.0, "start_seconds": 0.0})
     inside = SELENE.node_link.model_copy(update={"latency_seconds": 0.0, "start_seconds": 0.0})
     machine = SELENE.model_copy(update={"fabric_link": free, "node_link": inside})
-    ring = step_seconds(replace(case, context=16), machine, still, PRIOR).context_collectives
+    ring = step(replace(case, context=16), machine, still, PRIOR).parts.context_collectives
     keys = 2 * case.hidden * case.sequence / 16 * 2  # bytes of a rank's keys and values, in bf16
     sent = case.layers * keys * (15 + 15 + 2 * 16)  # forward, backward, and gradients of 4 bytes
     assert ring == pytest.approx(sent / (free.effective_bandwidth * PRIOR.fabric), rel=0.05)
@@ -252,7 +252,7 @@ def test_chunks_leave_more_work_beside_the_reduction_of_gradients():
     case = replace(case_of(mt_nlg()), zero=1, micro_batches=70)
 
     def shown(chunks, stack):
-        return step_seconds(replace(case, chunks=chunks), SELENE, stack, PRIOR).data_collectives
+        return step(replace(case, chunks=chunks), SELENE, stack, PRIOR).parts.data_collectives
 
     assert shown(3, core) < shown(3, at_once)
     assert shown(1, core) == shown(1, at_once)
@@ -262,14 +262,14 @@ def test_tensor_collectives_of_the_forward_are_hidden_where_the_stack_pipelines_
     core = stack_named("megatron-core")
     plain = core.model_copy(update={"overlaps_tensor_forward": False})
     case = case_of(mt_nlg())
-    hidden, whole = (step_seconds(case, SELENE, stack, PRIOR).tensor_collectives for stack in (core, plain))
+    hidden, whole = (step(case, SELENE, stack, PRIOR).parts.tensor_collectives for stack in (core, plain))
     assert hidden < whole < 2 * hidden
 
 
 def test_a_stack_whose_attention_kernel_is_known_takes_its_speed_and_no_other_constant():
     eos, core = machine_named("eos"), stack_named("megatron-core")
     case = replace(case_of(mt_nlg()), scores_kept=0)
-    own = step_seconds(case, eos, core, PRIOR).seconds
+    own = step(case, eos, core, PRIOR).parts.seconds
     other = core.model_copy(update={"attention": None})
-    assert own == step_seconds(case, eos, other, PRIOR.with_values({"flash_hopper": core.attention})).seconds
-    assert own < step_seconds(case, eos, other, PRIOR).seconds
+    assert own == step(case, eos, other, PRIOR.with_values({"flash_hopper": core.attention})).parts.seconds
+    assert own < step(case, eos, other, PRIOR).parts.seconds

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from planner.published_tables import B200, FSDP, MEGATRON, ZERO3, changed, written
 from trivium.cost.constants import prior_constants, priors, shipped_constants
-from trivium.cost.step_time import step_seconds
+from trivium.cost.step_time import step
 from trivium.errors import DataError
 from trivium.planner.backtest import backtest, errors_of, predicted_seconds, regret, workloads
 from trivium.planner.fit import fit
@@ -41,7 +41,7 @@ def test_a_backtest_is_the_step_time_of_each_row(tmp_path):
     found = backtest(read_rows(written(tmp_path, FSDP, MEGATRON, B200)))
     for row, seconds in zip(found.rows, found.seconds, strict=True):
         (batch,) = batches([row])
-        alone = step_seconds(batch.case, batch.machine, batch.stack, shipped_constants()).seconds
+        alone = step(batch.case, batch.machine, batch.stack, shipped_constants()).parts.seconds
         assert seconds == pytest.approx(float(np.asarray(alone)[0]))
     assert found.errors()["memory"].n == 1 and "memory" not in found.errors("mpt_h100")
     assert found.sources == ("mpt_h100", "sc21_t1", "simumax_b200")
@@ -121,7 +121,7 @@ def test_many_vectors_of_constants_are_priced_at_once_as_one_by_one(tmp_path):
     values = {name: draw.uniform(p.low, p.high, 4) for name, p in priors().items()}
     for batch in batches(rows):
         many, *alone = (
-            step_seconds(batch.case, batch.machine, batch.stack, prior_constants().with_values(v)).seconds
+            step(batch.case, batch.machine, batch.stack, prior_constants().with_values(v)).parts.seconds
             for v in (
                 {name: column[:, np.newaxis] for name, column in values.items()},
                 *({name: float(column[i]) for name, column in values.items()} for i in range(4)),

@@ -44,12 +44,19 @@ def test_no_legal_plan_is_missed(over):
     expected = set()
     kinds = [("1f1b", 1), ("1f1b-split", 1), ("zb-h1", 1), ("zb-v", 2), ("interleaved", 2), ("interleaved", 3)]
     for tensor, pipeline, data, context in itertools.product((1, 2, 4, 8), repeat=4):
-        for micro, (schedule, chunks), zero, along in itertools.product((1, 2), kinds, (0, 2), (False, True)):
-            idle = (tensor == 1 and along) or (data * context == 1 and zero) or (pipeline == 1 and schedule != "1f1b")
+        for micro, (schedule, chunks), zero, along, ring in itertools.product(
+            (1, 2), kinds, (0, 2), *[(False, True)] * 2
+        ):
+            idle = (
+                (tensor == 1 and (along or ring))
+                or (data * context == 1 and zero)
+                or (pipeline == 1 and schedule != "1f1b")
+            )
             if tensor * pipeline * data * context != 8 or context > 2 or idle:
                 continue
             layout = Layout(tensor=tensor, pipeline=pipeline, data=data, context=context, chunks=chunks)
             changes = {"layout": layout, "schedule": schedule, "zero": zero, "sequence_parallel": along}
+            changes["overlap_tensor"] = ring
             batch = plan.batch.model_copy(update={"micro": micro})
             other = plan.model_copy(
                 update={**changes, "batch": batch, "recompute": plan.recompute.model_copy(update={"mode": "layer"})}

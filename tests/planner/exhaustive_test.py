@@ -54,8 +54,13 @@ def every_legal_plan(plan: Plan, ranks: int, node: int):
         replicas = data * context
         if tensor * pipeline * replicas != ranks or node % tensor:
             continue
-        for micro, (schedule, chunks), along, mode, zero, shards in itertools.product(
-            SPACE.micro, kinds, (False, True), SPACE.recompute, SPACE.zero, {None, node // tensor}
+        for micro, (schedule, chunks), (along, ring), mode, zero, shards in itertools.product(
+            SPACE.micro,
+            kinds,
+            ((False, False), (True, False), (True, True)),
+            SPACE.recompute,
+            SPACE.zero,
+            {None, node // tensor},
         ):
             if (tensor == 1 and along) or (replicas == 1 and zero) or (pipeline == 1 and schedule != "1f1b"):
                 continue
@@ -69,6 +74,7 @@ def every_legal_plan(plan: Plan, ranks: int, node: int):
                     "schedule": schedule,
                     "zero": zero,
                     "sequence_parallel": along,
+                    "overlap_tensor": ring,
                     "recompute": Recompute(mode=mode),
                 }
             )

@@ -7,6 +7,7 @@ import pytest
 
 from trivium.certify.layouts import ROTARY
 from trivium.plan.float8 import Float8
+from trivium.plan.messages import Messages
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.precision import Precision
 from trivium.planner.grid import SCHEDULE_NAMES, Candidates, Grid, Subject
@@ -43,6 +44,7 @@ CHOICES = {
     "recompute_every": (1,),
     "function_again": (0,),
     "sequence_parallel": (0, 1),
+    "overlap_tensor": (0,),
     "zero": (1,),
     "shards": (0,),
     "expert": (1,),
@@ -91,6 +93,30 @@ def test_expert_ranks_divide_experts_replicas_and_those_who_share_a_copy(name):
     assert (name == "gpt") == (not any(expected & (grid["expert"] > 1)))
 
 
+ROWS_IN_8_BITS = Precision(weights="bf16", float8=Float8(recipe="row"))
+
+
+@pytest.mark.parametrize(
+    ("precision", "messages", "is_legal"),
+    [
+        (Precision(), {}, True),
+        (Precision(weights="bf16"), {"tensor": "fp8"}, False),
+        (ROWS_IN_8_BITS, {}, False),
+        (IN_8_BITS, {}, True),
+    ],
+    ids=["exact", "encoded", "8 bits by row", "8 bits by block"],
+)
+def test_a_ring_needs_tensor_ranks_that_divide_positions_and_sum_exactly(precision, messages, is_legal):
+    few = {name: values[:1] for name, values in CHOICES.items()}
+    grid = product({**few, "tensor": (1, 2), "sequence_parallel": (0, 1), "overlap_tensor": (0, 1)})
+    every = Candidates(Subject(MODELS["gpt"], 12, precision, messages=Messages(**messages)), grid)
+    found = legal(every.subject, grid)
+    assert found.tolist() == [not every.plan_at(row).check() for row in range(len(every))]
+    in_rings = (grid["tensor"] > 1) & (grid["overlap_tensor"] > 0)
+    assert found[in_rings & (grid["sequence_parallel"] > 0)].all() == is_legal
+    assert not found[in_rings & (grid["sequence_parallel"] == 0)].any()
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_random_rows_of_random_models_are_judged_as_their_plans_are(seed):
     """Every column at once, and every field of a model that a law could read."""
@@ -131,6 +157,7 @@ def test_random_rows_of_random_models_are_judged_as_their_plans_are(seed):
         "zero": (0, 1, 2, 3),
         "shards": (0, 0, 2, 4),
         "expert": (1, 1, 2, 4),
+        "overlap_tensor": (0, 0, 1),
     }
     subject = Subject(model, 12, Precision() if seed % 3 else IN_8_BITS)
     every = Candidates(subject, Grid({name: draw.choice(values, 3000) for name, values in choices.items()}))
@@ -147,6 +174,7 @@ def test_every_law_can_be_broken_and_names_the_numbers(name):
         subject = Subject(model, 12, IN_8_BITS if name == "float8" else Precision())
         grid = product({**CHOICES, "tensor": (1, 2, 5), "pipeline": (1, 2, 6), "shards": (0, 5)})
         grid = grid if law.name not in ("expert", "expert_shards", "experts") else grid.cross(expert=[2, 5])
+        grid = grid if law.name != "ring" else Grid({**grid.columns, "overlap_tensor": 1 + 0 * grid["tensor"]})
         for row in np.flatnonzero(~law.keeps(subject, grid))[:3]:
             at = {column: int(grid[column][row]) for column in grid.columns}
             text = told(law, subject, at)

@@ -5,7 +5,7 @@ import pytest
 
 from trivium.cost.case import case_of
 from trivium.cost.hardware import Link, believed, machine_from_file, machine_named, this_machine
-from trivium.cost.step_time import step_seconds
+from trivium.cost.step_time import step
 from trivium.plan.plan import Plan
 from trivium.planner.measured import Attention, Exchange, Measured, Product, SmallStep, Stream, Update
 from trivium.planner.probed import between_ranks, on_device, probed, write_machine
@@ -98,8 +98,8 @@ def test_noise_of_a_tenth_moves_no_prediction_of_another_plan_by_much():
     for layout in ({}, {"tensor": 2}, {"pipeline": 2}, {"data": 4}, {"tensor": 2, "pipeline": 2, "data": 2}):
         plan = Plan.model_validate({"model": shape, "layout": layout, "batch": {"sequences": 64, "micro": 8}})
         case = case_of(plan)
-        expected = float(step_seconds(case, true).seconds)
-        assert float(step_seconds(case, machine).seconds) == pytest.approx(expected, rel=0.12), layout
+        expected = float(step(case, true).parts.seconds)
+        assert float(step(case, machine).parts.seconds) == pytest.approx(expected, rel=0.12), layout
 
 
 def test_the_share_of_a_core_is_read_where_every_rank_had_one():

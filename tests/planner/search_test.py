@@ -18,6 +18,7 @@ from trivium.planner.leaner import memory_bytes
 from trivium.planner.pricing import Steps, price, rank, simulated_steps
 from trivium.planner.search import Found, search
 from trivium.planner.search_text import because
+from trivium.planner.ties import TIE_FRACTION
 
 
 def test_every_plan_that_fits_is_ranked_and_no_other():
@@ -81,6 +82,16 @@ def test_the_seconds_of_finalists_are_those_of_the_estimate_of_each_plan(searche
     assert steps.seconds.tolist() == pytest.approx(expected, rel=1e-9)
     busy = [estimate(some.plan_at(row), found.machine).busy_seconds for row in range(len(some))]
     assert steps.busy.tolist() == pytest.approx(busy, rel=1e-9)
+
+
+def test_a_ring_of_tensor_ranks_is_tried_and_chosen_where_it_saves_more_than_a_tie() -> None:
+    both, without = mt_nlg_search(), mt_nlg_search(SearchSpace(overlap_tensor=(False,)))
+    assert both.chosen.plan.tensor_ring and not without.chosen.plan.overlap_tensor
+    assert both.chosen.seconds < (1 - TIE_FRACTION) * without.chosen.seconds
+    rings = both.enumerated.candidates.grid["overlap_tensor"] == 1
+    assert len(both.enumerated.candidates) - rings.sum() == len(without.enumerated.candidates)
+    divided = both.enumerated.candidates.take(rings).grid
+    assert (divided["tensor"] > 1).all() and (divided["sequence_parallel"] == 1).all()
 
 
 def test_a_search_for_energy_finds_the_plan_with_least_of_all_simulated_in_full():

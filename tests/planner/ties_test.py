@@ -28,6 +28,7 @@ def complexity(plan: Plan) -> tuple:
         MODES.index(recompute.mode),
         recompute.activation_function,
         plan.sequence_parallel,
+        plan.overlap_tensor,
         plan.compiled,
         plan.cuda_graphs,
     )

@@ -10,15 +10,16 @@ import json
 import math
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from trivium.errors import MachineError
 from trivium.provenance import WITHOUT_LOCKS
+from trivium.stores.lease import renewed
 from trivium.units import format_seconds, shown
 from trivium.untrusted import UnfitFile, only_regular, parse_json
 
@@ -98,7 +99,7 @@ def holding(directory: Path, warn: Warn, gone: Gone = Gone()) -> Iterator[Holder
         if left and not _is_local(left) and host not in gone.ended:
             _claim(path, holder)
         try:
-            with _renewed(descriptor, path, holder, warn):
+            with renewed(partial(_renew, descriptor, path, holder), RENEW_SECONDS, warn):
                 yield holder
         finally:
             if holder.is_same(_holder_in(_text(descriptor))):
@@ -211,32 +212,17 @@ def _replaced(path: Path, holder: Holder) -> int:
     return descriptor
 
 
-@contextmanager
-def _renewed(descriptor: int, path: Path, holder: Holder, warn: Warn) -> Iterator[None]:
-    """Renew the lease in a thread. If another job holds it, end the process, and with it its ranks, because two jobs
-    would write one directory."""
-    over = threading.Event()
-
-    def renew() -> None:
-        while not over.wait(RENEW_SECONDS):
-            with suppress(OSError):  # The next attempt may succeed.
-                now = _fresh_text(path)
-                if _holder_in(now) is not None and not holder.is_same(_holder_in(now)):
-                    warn(
-                        f"{path} was taken over by {_described(now)}, as this job did not renew it for "
-                        f"{STALE_SECONDS:.0f} s: it was stopped, or its file system was away. This job ends, so that "
-                        f"only one writes; its steps since the last checkpoint are lost"
-                    )
-                    os._exit(MachineError.exit_code)
-                _write(descriptor, holder._replace(renewed=time.time()))
-
-    thread = threading.Thread(target=renew, daemon=True, name="lease")
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+def _renew(descriptor: int, path: Path, holder: Holder) -> str:
+    """Renew the lease, or return why not: another job holds it."""
+    now = _fresh_text(path)
+    if _holder_in(now) is not None and not holder.is_same(_holder_in(now)):
+        return (
+            f"{path} was taken over by {_described(now)}, as this job did not renew it for {STALE_SECONDS:.0f} s: it "
+            f"was stopped, or its file system was away. This job ends, so that only one writes; its steps since the "
+            f"last checkpoint are lost"
+        )
+    _write(descriptor, holder._replace(renewed=time.time()))
+    return ""
 
 
 def _refusal(path: Path, text: str) -> str:

@@ -22,6 +22,7 @@ from trivium.units import counted, shown
 COMMANDS = (
     "/system TEXT sets the system message (without TEXT: removes it); /clear forgets the conversation; /quit ends"
 )
+ONE_PROCESS = "a chat has one process; `trivium serve --tp 2` splits a model over two, and its playground has a chat"
 MIN_ANSWER_FRACTION = 0.25  # of the model's sequence; older messages are left out if an answer would have less
 
 app = App()
@@ -44,7 +45,7 @@ def chat(
     The model's chat template makes the prompt. /system TEXT, /clear and /quit are commands; Ctrl-C stops an answer.
     Without --max-tokens, an answer may be as long as the model allows.
     """
-    Reads("chat", ("generation.sampling",)).check(sets)
+    Reads("chat", ("generation.sampling",), {"plan.layout": ONE_PROCESS}).check(sets)
     target = None if target is None else asked_model(target)
     run = open_asked(target, out, preset, sets)
     given = parse_assignments(sets or (), RunConfig).get("generation", {}).get("sampling", {})

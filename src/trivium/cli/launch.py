@@ -55,6 +55,8 @@ RENDEZVOUS = (
 )
 ATTEMPTS = "attempts.sh"  # the part that the files for torchrun and Kubernetes share
 RANKS_OF_SLURM, HOSTS_OF_SLURM = "slurm_ranks.sh", "slurm_hosts.sh"  # what Slurm starts, without and with --hosts
+RANKS_OF_POD, HOSTS_OF_POD = "pod_ranks.sh", "pod_hosts.sh"  # what a pod starts, without and with --hosts
+SERVICE = "service.yaml"  # by which the ranks find the first pod; hosts meet in the run directory
 IN_POD = " " * 14  # indentation of a script in a Kubernetes file
 # Makes a host whose GPUs have failed end the attempt instead of computing on its CPUs.
 EXPECTS = """# A rank without its own GPU fails and is restarted; `any` lets hosts compute on their CPUs.
@@ -64,6 +66,7 @@ LOCKS_MEMORY = "          securityContext: {capabilities: {add: [IPC_LOCK]}}  # 
 EXPECTS_IN_POD = """            # A rank without its own GPU fails and is restarted.
             - {name: TRIVIUM_DEVICES, value: accelerators}
 """
+NODE_IN_POD = "            - {name: NODE, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}\n"
 
 
 UNNAMED = "REPLACE-ME"  # the image and the claim, where none is named
@@ -117,7 +120,9 @@ class Asked:
     hosts: Annotated[
         str | None,
         typer.Option(
-            "--hosts", metavar="MIN:MAX", help="Slurm: start on MAX nodes, and continue while MIN of them are left."
+            "--hosts",
+            metavar="MIN:MAX",
+            help="Slurm, Kubernetes: start on MAX nodes, and continue while MIN of them are left.",
         ),
     ] = None
     image: Annotated[
@@ -210,10 +215,10 @@ def _refuse_hosts(hosts: str, target: Target, config: RunConfig, where: Nodes) -
     from trivium.cli.hosts import host_counts
 
     _, most = host_counts(hosts, config.plan)
-    if target is not Target.slurm:
+    if target is Target.torchrun:
         raise ConfigError(
-            f"--hosts {hosts}: only a file for Slurm starts an elastic training; start `trivium train --hosts {hosts}` "
-            f"on each host instead"
+            f"--hosts {hosts}: a file for torchrun waits for the same hosts at each attempt; start `trivium train "
+            f"--hosts {hosts}` on each host instead"
         )
     if most != where.nodes:
         raise ConfigError(
@@ -268,8 +273,10 @@ def job_file(target: Target, config: RunConfig, machine: Machine | None, out: Pa
     if target in IN_PODS or where.nodes > 1:
         values["rendezvous"] = RENDEZVOUS.format(name=values["name"], seconds=values["host_seconds"])
     values["attempts"] = _filled(ATTEMPTS, values)
-    values["start"] = _filled(HOSTS_OF_SLURM if more.get("hosts") else RANKS_OF_SLURM, values)
-    values["attempts_in_pod"] = textwrap.indent(values["attempts"], IN_POD)
+    is_elastic = bool(more.get("hosts"))
+    values["start"] = _filled(HOSTS_OF_SLURM if is_elastic else RANKS_OF_SLURM, values)
+    values["script"] = textwrap.indent(_filled(HOSTS_OF_POD if is_elastic else RANKS_OF_POD, values), IN_POD)
+    values["service"] = "" if is_elastic else _filled(SERVICE, values) + "\n"
     text = _filled(FILES[target], values)
     return text if target is not Target.jobset else as_jobset(text, values["name"])
 
@@ -329,7 +336,7 @@ def placed(config: RunConfig, machine: Machine | None) -> Nodes:
 
 
 def _values(config: RunConfig, where: Nodes, out: Path, more: Mapping[str, str]) -> dict[str, object]:
-    training, name = config.training, _name(out)
+    training, name, is_elastic = config.training, _name(out), bool(more.get("hosts"))
     grace = round(training.supervision.preemption_seconds) + MARGIN_SECONDS
     alone = where.nodes == 1
     rdma = int(more.get("rdma", "0"))
@@ -342,8 +349,8 @@ def _values(config: RunConfig, where: Nodes, out: Path, more: Mapping[str, str])
         "name": name,
         "nodes": where.nodes,
         "per_node": where.per_node,
-        "tasks": 1 if more.get("hosts") else where.per_node,
-        "devices": _slurm_devices(where, is_elastic=bool(more.get("hosts"))),
+        "tasks": 1 if is_elastic else where.per_node,
+        "devices": _slurm_devices(where, is_elastic=is_elastic),
         "resources": resources + (LOCKS_MEMORY if rdma else ""),
         "selector": more.get("selector", ""),
         "tolerations": more.get("tolerations", ""),
@@ -352,6 +359,11 @@ def _values(config: RunConfig, where: Nodes, out: Path, more: Mapping[str, str])
         "inside": inside,
         "expects": EXPECTS if where.has_gpus else "",
         "expects_value": EXPECTS_IN_POD if where.has_gpus else "",
+        "node_value": NODE_IN_POD if is_elastic else "",
+        "subdomain": "" if is_elastic else f"      subdomain: {name}\n",
+        # With 3, a host that is left out ends, and the others continue.
+        "final_codes": "1, 2, 4, 5" if is_elastic else "1, 2, 3, 4, 5",
+        "causes": "config, data or checkpoint" if is_elastic else "config, machine, data or checkpoint",
         "grace": grace,
         "restarts": training.restarts,
         "host_seconds": math.ceil(training.supervision.host_seconds),

@@ -12,7 +12,7 @@ from trivium.cost.case import case_of
 from trivium.cost.estimate import strides_of
 from trivium.cost.hardware import USABLE, Machine
 from trivium.cost.saving import NearCopy, near_copy
-from trivium.cost.step_time import SCHEDULES, step_seconds
+from trivium.cost.step_time import SCHEDULES, step
 from trivium.errors import ConfigError
 from trivium.plan.batch import Batch
 from trivium.plan.plan import Plan
@@ -103,7 +103,7 @@ def seconds_by_batch(plan: Plan, machine: Machine, full: float, forward_passes: 
 
     def closed(sequences: int) -> float:
         fewer = replace(case, micro_batches=plan.batch.micro_batches(plan.layout, sequences))
-        return float(step_seconds(fewer, machine, schedule=code, strides=strides).seconds)
+        return float(step(fewer, machine, schedule=code, strides=strides).parts.seconds)
 
     whole = closed(plan.batch.sequences)
     return lambda sequences: full * closed(sequences) / whole

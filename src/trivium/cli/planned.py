@@ -32,11 +32,12 @@ _SEARCHED = {
     "plan.recompute.every": "recompute_every",
     "plan.zero": "zero",
     "plan.sequence_parallel": "sequence_parallel",
+    "plan.overlap_tensor": "overlap_tensor",
     "plan.compiled": "compiled",
     "plan.cuda_graphs": "cuda_graphs",
 }
 # Fields that a search leaves alone, and that would contradict another layout than their own.
-_RESET: Mapping[str, Any] = {"plan.rows": None, "plan.partition.layers": None}
+_RESET: Mapping[str, Any] = {"plan.rows": None, "plan.partition.layers": None, "plan.row_chunks": 1}
 
 
 def planned(given: Given, gpus: int | None, out: Path | None, tell: Callable[[str], None] = say) -> Given:

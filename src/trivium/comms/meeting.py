@@ -16,10 +16,11 @@ from trivium.errors import Preempted, TriviumError, error_of
 from trivium.units import listed
 
 _REPORT_SECONDS = 5.0  # added to the wait of all ranks but the first, which reports the missing ones
-# Pause between two polls. Torch's own wait ignores signals, and warns about each rank that ends.
+# Shortest pause between two polls. Torch's own wait ignores signals, and warns about each rank that ends.
 _POLL_SECONDS = 0.1
-_MAX_POLLS_PER_SECOND = 1000  # over all ranks, because a single store answers them
-_MAX_POLL_SECONDS = 2.0
+MAX_POLLS_PER_SECOND = 1000  # over all ranks, because a single store answers them
+_MAX_KEYS_PER_SECOND = 10_000  # of all ranks' reports, which rank 0 looks for in each of its polls
+POLLS_OF_THE_FIRST = 2  # by rank 0 at each pause: for the report, and for the other ranks
 _CONNECT_SECONDS = 2.0  # time for a host to accept or reject a connection
 _ALL_WELL = "0"
 _ASKED = "asked to end before all ranks had met: nothing was done, and nothing is lost"
@@ -37,6 +38,16 @@ def _nothing_wrong(said: Sequence[str]) -> TriviumError | None:
 def nobody_asks() -> bool:
     """The default of `asked`: no request to end has arrived."""
     return False
+
+
+def pause_seconds(rank: int, world_size: int) -> float:
+    """Return the seconds between two polls of a rank. All ranks together poll at most MAX_POLLS_PER_SECOND.
+
+    The first rank, which decides whether all are there, polls more often; the others share the rest.
+    """
+    of_first = max(_POLL_SECONDS, world_size / _MAX_KEYS_PER_SECOND)
+    left = MAX_POLLS_PER_SECOND - POLLS_OF_THE_FIRST / of_first
+    return max(_POLL_SECONDS, (world_size - 1) / left) if rank else of_first
 
 
 def wait_until_open(host: str, port: int, seconds: float, asked: Callable[[], bool]) -> None:
@@ -77,7 +88,6 @@ def meet_at(
     """
     keys = [f"{name}/{each}" for each in range(world_size)]
     deadline = time.monotonic() + seconds + (_REPORT_SECONDS if rank else 0.0)
-    pause = min(max(_POLL_SECONDS, world_size / _MAX_POLLS_PER_SECOND), _MAX_POLL_SECONDS)
 
     def word() -> str:
         """Return what this rank reports to all ranks, an exit code and a reason, or an empty text."""
@@ -97,7 +107,7 @@ def meet_at(
             if found := word():
                 store.compare_set(name, "", found)  # all ranks follow the first report
             else:
-                time.sleep(pause)
+                _pause(pause_seconds(rank, world_size), asked)
         told = store.get(name).decode()
         if told != _ALL_WELL:
             _stay_until_told(store, keys, rank)
@@ -108,6 +118,13 @@ def meet_at(
         error = Unmet(text) if int(code) == Unmet.exit_code else error_of(int(code), text)
         error.on_every_rank = True
         raise error
+
+
+def _pause(seconds: float, asked: Callable[[], bool]) -> None:
+    """Return after some seconds, or soon after this rank received a request to end."""
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0 and not asked():
+        time.sleep(min(left, _POLL_SECONDS))
 
 
 def _missing(ranks: str, world_size: int, seconds: float) -> TriviumError:
@@ -121,5 +138,6 @@ def _stay_until_told(store: Any, keys: Sequence[str], rank: int) -> None:
     store.set(f"{keys[rank]}/told", "")
     if rank == 0:
         here = [f"{key}/told" for key in keys if store.check([key])]
+        seconds = _REPORT_SECONDS + pause_seconds(1, len(keys))
         with suppress(RuntimeError):
-            store.wait(here, datetime.timedelta(seconds=_REPORT_SECONDS))
+            store.wait(here, datetime.timedelta(seconds=seconds))

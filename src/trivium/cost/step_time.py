@@ -61,25 +61,6 @@ class Step(NamedTuple):
     busy: Number
 
 
-def step_seconds(
-    case: Case,
-    machine: Machine,
-    stack: Stack | None = None,
-    constants: Constants | None = None,
-    *,
-    schedule: Number = 1,
-    strides: Strides | None = None,
-    fullest: Fullest | None = None,
-) -> StepSeconds:
-    """Price every plan of a case.
-
-    stack: by default Trivium's. constants: by default the shipped ones. schedule: of SCHEDULES, one number or one per
-    plan. strides: by default those of the default order of axes. fullest: by default the fullest ranks of balanced
-    plans. If ranks share devices, the result includes the time in which they wait for each other.
-    """
-    return step(case, machine, stack, constants, schedule=schedule, strides=strides, fullest=fullest).parts
-
-
 def step(
     case: Case,
     machine: Machine,
@@ -90,7 +71,12 @@ def step(
     strides: Strides | None = None,
     fullest: Fullest | None = None,
 ) -> Step:
-    """Return `step_seconds` with the busy seconds of a device."""
+    """Price every plan of a case.
+
+    stack: by default Trivium's. constants: by default the shipped ones. schedule: of SCHEDULES, one number or one per
+    plan. strides: by default those of the default order of axes. fullest: by default the fullest ranks of balanced
+    plans. If ranks share devices, the result includes the time in which they wait for each other.
+    """
     stack = stack or stack_named(OURS)
     at = setting(case, machine, stack, constants or shipped_constants(), strides)
     fullest = fullest or fullest_of(case)

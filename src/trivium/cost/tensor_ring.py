@@ -18,13 +18,14 @@ GATHERED_PASSES, COPIED_PASSES, SUMMED_PASSES = 2, 2, 5
 
 class RingProduct(NamedTuple):
     """A product in a ring on one rank: `inner` numbers of each position become `columns`. sums: whether the result is
-    summed over the ranks; otherwise the input is gathered."""
+    summed over the ranks; otherwise the input is gathered. plans: 1 for each plan that has it in a ring, else 0."""
 
     name: str
     backward: bool
     columns: Number
     inner: Number
     sums: bool
+    plans: Number = 1
 
     @property
     def sent(self) -> Number:
@@ -53,8 +54,9 @@ def ring_products(case: Case) -> list[RingProduct]:
             if p.enters:
                 found.append(RingProduct(f"{name} input", False, p.columns, p.inner, sums=False))
                 # Elsewhere the sum is beside the product of the weight's gradient.
-                if np.any(case.puts_off) or not p.trained:
-                    found.append(RingProduct(f"gradient of {name}'s input", True, p.inner, p.columns, sums=True))
+                plans = case.puts_off if p.trained else 1
+                if np.any(plans):
+                    found.append(RingProduct(f"gradient of {name}'s input", True, p.inner, p.columns, True, plans))
             else:
                 found.append(RingProduct(f"{name} output", False, p.columns, p.inner, sums=True))
                 found.append(RingProduct(f"gradient of {name}'s output", True, p.inner, p.columns, sums=False))
@@ -85,6 +87,6 @@ def spared_seconds(at: Setting) -> tuple[Number, Number]:
     rings = (np.asarray(case.in_ring) > 0) & (np.asarray(case.tensor) > 1)
     if not rings.any():
         return 0.0, 0.0
-    spared = [(p.backward, seconds_in_ring(at, p)) for p in ring_products(case)]
-    each = [(back, np.where(rings, s.alone - s.contended, 0.0)) for back, s in spared]
+    spared = [(p, seconds_in_ring(at, p)) for p in ring_products(case)]
+    each = [(p.backward, np.where(rings & (np.asarray(p.plans) > 0), s.alone - s.contended, 0.0)) for p, s in spared]
     return sum(s for back, s in each if not back), sum(s for back, s in each if back)

@@ -276,27 +276,9 @@ class Plan(Config):
         ]
 
     def _ring_problems(self) -> list[str]:
-        if not self.overlap_tensor or self.layout.tensor == 1:
+        if not self.tensor_ring:
             return []
-        float8 = self.precision.float8
-        conflicts = (
-            (not self.sequence_parallel, "plan.sequence_parallel is false: there are no pieces; set it to true"),
-            (
-                self.row_chunks > 1,
-                f"plan.row_chunks ({self.row_chunks}) cuts the same products in another way; set it to 1",
-            ),
-            (
-                self.messages.tensor != "exact",
-                f"plan.messages.tensor '{self.messages.tensor}' would round a sum at each hop; set it to exact",
-            ),
-            (
-                float8 is not None and float8.recipe != "block",
-                "plan.precision.float8 scales rows over tensor ranks, which compute other pieces at the same time; set "
-                "its recipe to block",
-            ),
-        )
-        told = [why for holds, why in conflicts if holds]
-        return [f"plan.overlap_tensor is true and {why}, or plan.overlap_tensor to false" for why in told]
+        return ring_problems(self.precision, self.messages, self.row_chunks, pieces=self.sequence_parallel)
 
     def _expert_problems(self) -> list[str]:
         expert, counts = self.layout.expert, self.model.expert_counts
@@ -414,6 +396,26 @@ def compiler_problems(model: ModelShape, *, compiled: bool) -> list[str]:
         for draws, what in drawing
         if draws
     ]
+
+
+def ring_problems(precision: Precision, messages: Messages, row_chunks: int = 1, *, pieces: bool = True) -> list[str]:
+    """Return why activations cannot go round a ring of tensor ranks. pieces: whether these divide the positions."""
+    float8 = precision.float8
+    conflicts = (
+        (not pieces, "plan.sequence_parallel is false: there are no pieces; set it to true"),
+        (row_chunks > 1, f"plan.row_chunks ({row_chunks}) cuts the same products in another way; set it to 1"),
+        (
+            messages.tensor != "exact",
+            f"plan.messages.tensor '{messages.tensor}' would round a sum at each hop; set it to exact",
+        ),
+        (
+            float8 is not None and float8.recipe != "block",
+            "plan.precision.float8 scales rows over tensor ranks, which compute other pieces at the same time; set its "
+            "recipe to block",
+        ),
+    )
+    told = [why for holds, why in conflicts if holds]
+    return [f"plan.overlap_tensor is true and {why}, or plan.overlap_tensor to false" for why in told]
 
 
 def recording_problems(

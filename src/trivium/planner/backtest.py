@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from trivium.cost.constants import Constants
 from trivium.cost.published_memory import published_memory
-from trivium.cost.step_time import step_seconds
+from trivium.cost.step_time import step
 from trivium.planner.published_rows import Batch, Row, Table, over_batches
 
 Array = NDArray[np.float64]
@@ -93,7 +93,7 @@ def backtest(table: Table, constants: Constants | None = None) -> Backtest:
 
 def predicted_seconds(batch: Batch, constants: Constants | None) -> Array:
     """Return the predicted seconds of each row of a batch."""
-    seconds = step_seconds(batch.case, batch.machine, batch.stack, constants).seconds
+    seconds = step(batch.case, batch.machine, batch.stack, constants).parts.seconds
     return np.broadcast_to(np.asarray(seconds, dtype=float), batch.where.shape)
 
 

@@ -68,7 +68,9 @@ def enumerate_plans(
             keeps = law.keeps(subject, grid)
             rejected += _families(law, subject, grid.take(~keeps), below)
             grid = grid.take(keeps)
-    legal = grid.take(_once(grid, space)).cross(recompute_every=[1], function_again=[0])  # planner.leaner decides
+    legal = grid.take(_once(subject, grid, space)).cross(
+        recompute_every=[1], function_again=[0]
+    )  # planner.leaner decides
     return Enumerated(Candidates(subject, legal), tuple(rejected))
 
 
@@ -122,20 +124,29 @@ def _steps(subject: Subject, space: SearchSpace) -> list[dict[str, list[int]]]:
         {"expert": list(experts)},
         {"micro": list(space.micro)},
         {"schedule": [k[0] for k in kinds], "chunks": [k[1] for k in kinds]},
-        {"sequence_parallel": [int(value) for value in space.sequence_parallel]},
+        _divisions(subject, space),
         {"recompute": [MODES[mode] for mode in space.recompute]},
         {"zero": list(space.zero)},
         {"shards": list(map(_shards_code, space.shards))},
     ]
 
 
-def _once(grid: Grid, space: SearchSpace) -> Mask:
+def _divisions(subject: Subject, space: SearchSpace) -> dict[str, list[int]]:
+    """Return the choices of sequence parallelism and, where activations are divided, of a ring."""
+    every = [(int(split), int(ring)) for split in space.sequence_parallel for ring in space.overlap_tensor]
+    legal = [(split, ring) for split, ring in every if not ring or (split and subject.rings)]
+    split, ring = zip(*(legal or every), strict=True)
+    return {"sequence_parallel": list(split), "overlap_tensor": list(ring)}
+
+
+def _once(subject: Subject, grid: Grid, space: SearchSpace) -> Mask:
     """Return the rows whose choices have an effect."""
+    divided = np.logical_and.reduce([grid[name] == column[0] for name, column in _divisions(subject, space).items()])
     names = [SCHEDULE_NAMES.index(name) for name in space.schedules]
     plain = next((name for name in names if name not in (INTERLEAVED, ZB_V)), names[0])  # one stage per rank
     return np.logical_and.reduce(
         [
-            (grid["tensor"] > 1) | (grid["sequence_parallel"] == int(space.sequence_parallel[0])),
+            (grid["tensor"] > 1) | divided,
             (grid["data"] * grid["context"] > 1) | (grid["zero"] == space.zero[0]),
             (grid["pipeline"] > 1) | (grid["schedule"] == plain),
             (grid["shards"] != grid["data"] * grid["context"]) | (None not in space.shards),

@@ -14,7 +14,7 @@ from trivium.planner.search import search
 from trivium.units import counted, format_seconds
 
 # The fields of a plan that a search chooses, besides the size of a micro-batch.
-CHOSEN = ("layout", "schedule", "rows", "partition", "zero", "recompute", "sequence_parallel")
+CHOSEN = ("layout", "schedule", "rows", "partition", "zero", "recompute", "sequence_parallel", "overlap_tensor")
 COUNTS_COMPARED = 3  # numbers of hosts that are compared
 
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from trivium.cost.constants import Constants, prior_constants, priors
-from trivium.cost.step_time import step_seconds
+from trivium.cost.step_time import step
 from trivium.planner.published_rows import Batch, Row, batches
 
 Array = NDArray[np.float64]
@@ -74,7 +74,7 @@ def fit(rows: Sequence[Row], held: Mapping[str, float] | None = None) -> Fit:
 
 def _logarithms(batch: Batch, constants: Constants, points: int = 1) -> Array:
     """Return the logarithms of a batch's predicted seconds: a row for each of `points` vectors of constants."""
-    seconds = step_seconds(batch.case, batch.machine, batch.stack, constants).seconds
+    seconds = step(batch.case, batch.machine, batch.stack, constants).parts.seconds
     return np.asarray(np.log(np.broadcast_to(np.asarray(seconds, dtype=float), (points, batch.where.size))))
 
 

@@ -13,7 +13,7 @@ from trivium.plan.messages import EXACT, Messages
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.offload import NO_OFFLOAD, Offload
 from trivium.plan.optimizer import ALL_BY_ADAMW, Optimizer
-from trivium.plan.plan import Plan, compiler_problems, recording_problems
+from trivium.plan.plan import Plan, compiler_problems, recording_problems, ring_problems
 from trivium.plan.precision import Precision
 from trivium.plan.schedule import SCHEDULE_NAMES, SPLIT_SCHEDULES
 
@@ -53,6 +53,11 @@ class Subject:
             *self.model.problems(),
             *compiler_problems(self.model, compiled=self.compiled),
         ]
+
+    @property
+    def rings(self) -> bool:
+        """Whether activations may go round a ring of tensor ranks that divide the positions."""
+        return not ring_problems(self.precision, self.messages)
 
     def records(self, zero: Column | int) -> Column:
         """Return 1 for each ZeRO stage whose plans use CUDA graphs, else 0."""
@@ -132,6 +137,7 @@ class Candidates:
                 "schedule": SCHEDULE_NAMES[at["schedule"]],
                 "precision": self.subject.precision,
                 "optimizer": self.subject.optimizer,
+                "messages": self.subject.messages,
                 "offload": self.subject.offload,
                 "compiled": self.subject.compiled,
                 "cuda_graphs": bool(self.subject.records(at["zero"])),
@@ -142,6 +148,7 @@ class Candidates:
                 },
                 "zero": at["zero"],
                 "sequence_parallel": bool(at["sequence_parallel"]),
+                "overlap_tensor": bool(at["overlap_tensor"]),
             }
         )
 
@@ -165,6 +172,7 @@ def columns_of(plan: Plan) -> dict[str, int]:
         "recompute_every": plan.recompute.every,
         "function_again": int(plan.recompute.activation_function),
         "sequence_parallel": int(plan.sequence_parallel),
+        "overlap_tensor": int(plan.overlap_tensor),
         "zero": plan.zero,
         "shards": plan.layout.shards or 0,
         "expert": plan.layout.expert,
@@ -197,6 +205,7 @@ def case_of_grid(subject: Subject, grid: Grid) -> Case:
         **message_ratios(subject.messages, subject.precision),
         **columns,
         micro_batches=micro_batches_of(grid),
+        in_ring=grid["overlap_tensor"] * (grid["tensor"] > 1),
         puts_off=np.isin(grid["schedule"], SPLIT).astype(np.int64),
         ends_together=((grid["pipeline"] == 1) | folded).astype(np.int64),
         compiled=int(subject.compiled),

@@ -73,6 +73,11 @@ def _sequence(subject: Subject, grid: Grid) -> Mask:
     return divides_sequence(subject.model.sequence, grid["context"], grid["tensor"], grid["sequence_parallel"])
 
 
+def _ring(subject: Subject, grid: Grid) -> Mask:
+    divides_positions = grid["sequence_parallel"] == 1
+    return (grid["overlap_tensor"] == 0) | (grid["tensor"] == 1) | (divides_positions & subject.rings)
+
+
 def _expert(subject: Subject, grid: Grid) -> Mask:
     return (grid["data"] * grid["context"]) % grid["expert"] == 0
 
@@ -144,6 +149,12 @@ LAWS = (
         ("tensor", "context", "sequence_parallel"),
         _sequence,
         "tensor {tensor} does not divide the {m.sequence} positions over context {context}",
+    ),
+    Law(
+        "ring",
+        ("tensor", "sequence_parallel", "overlap_tensor"),
+        _ring,
+        "tensor {tensor} in a ring needs sequence parallelism, exact messages, and scales of 8-bit blocks",
     ),
     Law(
         "shards",

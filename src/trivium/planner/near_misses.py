@@ -30,6 +30,7 @@ MAX_BATCH_CHANGE = 1 / 16  # as a fraction of the batch
 NODE_CHANGES = (1, 2, 4)  # nodes more or fewer
 SIMULATED_PLANS = 8  # for each change
 MAX_BATCHES = 3  # reported for each search
+SPLITS = ("sequence_parallel", "overlap_tensor")  # choices that are true or false
 MIN_HEAD_EIGHTHS = 2  # eighths of a stage; a shorter head delays the pipeline little
 
 
@@ -116,11 +117,11 @@ def _space_of_finalists(found: Found) -> SearchSpace:
     grid = ranking.priced.candidates.grid.take(rows)
     chosen = {
         name: np.unique(grid[name]).tolist()
-        for name in ("micro", "context", "expert", "zero", "shards", "recompute", "sequence_parallel")
+        for name in ("micro", "context", "expert", "zero", "shards", "recompute", *SPLITS)
     }
     chosen["shards"] = [number or None for number in chosen["shards"]]
     chosen["recompute"] = [MODE_NAMES[mode] for mode in chosen["recompute"]]
-    chosen["sequence_parallel"] = list(map(bool, chosen["sequence_parallel"]))
+    chosen |= {name: list(map(bool, chosen[name])) for name in SPLITS}
     return found.space.model_copy(update={name: tuple(values) for name, values in chosen.items()})
 
 

@@ -22,7 +22,7 @@ from trivium.cost.hardware import THIS_MACHINE, Link, Machine, believed, machine
 from trivium.cost.kernels import Device
 from trivium.cost.layer import BACKWARD_ATTENTION, CAUSAL_SHARE
 from trivium.cost.stack import own_stack
-from trivium.cost.step_time import step_seconds
+from trivium.cost.step_time import step
 from trivium.plan.plan import Plan
 from trivium.plan.precision import BYTES
 from trivium.planner.measured import Attention, Exchange, Measured, Product, SmallStep
@@ -180,10 +180,10 @@ def on_device(machine: Machine, measured: Measured) -> list[Compared]:
         for s in measured.streams:
             if s.moved_bytes > CACHED_BYTES:
                 found.append(Compared(f"sum of {s.elements}", s.seconds, float(devices["fp32"].moved(s.moved_bytes))))
-    for step in measured.steps:
-        on_gpu = REPLAYED_WEIGHT if step.recorded else HOST_WEIGHT
+    for small in measured.steps:
+        on_gpu = REPLAYED_WEIGHT if small.recorded else HOST_WEIGHT
         weight = STEP_WEIGHT if measured.is_cpu else on_gpu
-        found.append(_compared(step, machine, "replayed" if step.recorded else "alone", weight))
+        found.append(_compared(small, machine, "replayed" if small.recorded else "alone", weight))
     return found
 
 
@@ -201,24 +201,24 @@ def between_ranks(machine: Machine, measured: Measured) -> list[Compared]:
     return [*collectives, *split]
 
 
-def _compared(step: SmallStep, machine: Machine, where: str, weight: float) -> Compared:
+def _compared(small: SmallStep, machine: Machine, where: str, weight: float) -> Compared:
     plan = Plan.model_validate(
         {
-            "model": step.model,
-            "batch": step.batch,
-            "layout": step.layout,
-            "precision": {"weights": step.precision},
-            "cuda_graphs": step.recorded,
+            "model": small.model,
+            "batch": small.batch,
+            "layout": small.layout,
+            "precision": {"weights": small.precision},
+            "cuda_graphs": small.recorded,
         }
     )
     what = f"step of {plan.model.layers} layers, hidden {plan.model.hidden}, {where}"
-    price = step_seconds(case_of(plan), machine, own_stack(plan, machine))
-    return Compared(what, step.seconds, float(price.seconds), weight)
+    price = step(case_of(plan), machine, own_stack(plan, machine)).parts
+    return Compared(what, small.seconds, float(price.seconds), weight)
 
 
-def _axis(step: SmallStep) -> str:
+def _axis(small: SmallStep) -> str:
     """Return a text such as "8 tensor ranks"."""
-    return next(f"{n} {axis} ranks" for axis, n in step.layout.items() if isinstance(n, int) and n > 1)
+    return next(f"{n} {axis} ranks" for axis, n in small.layout.items() if isinstance(n, int) and n > 1)
 
 
 def _attention(a: Attention, device: Device) -> tuple[float, float]:

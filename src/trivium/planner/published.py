@@ -6,7 +6,7 @@ from typing import NamedTuple
 from trivium.cost.case import case_of
 from trivium.cost.hardware import machine_named
 from trivium.cost.stack import stack_named
-from trivium.cost.step_time import SCHEDULES, StepSeconds, step_seconds
+from trivium.cost.step_time import SCHEDULES, StepSeconds, step
 from trivium.plan.batch import Batch
 from trivium.plan.experts import Experts
 from trivium.plan.latent import Latent
@@ -33,7 +33,7 @@ class Published(NamedTuple):
     def predicted(self) -> StepSeconds:
         """Parts of a step predicted for that software."""
         case, schedule = replace(case_of(self.plan), scores_kept=self.scores_kept), SCHEDULES[self.plan.schedule]
-        return step_seconds(case, machine_named(self.machine), stack_named(self.stack), schedule=schedule)
+        return step(case, machine_named(self.machine), stack_named(self.stack), schedule=schedule).parts
 
     @property
     def predicted_seconds(self) -> float:

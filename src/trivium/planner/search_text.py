@@ -30,7 +30,7 @@ CELLS: dict[str, Callable[[Winner], str]] = {
     "micro": lambda winner: str(winner.plan.batch.micro),
     "schedule": lambda winner: winner.plan.schedule,
     "recompute": lambda winner: winner.plan.recompute.words,
-    "sequence": lambda winner: "parallel" if winner.plan.sequence_parallel else "whole",
+    "sequence": lambda winner: _sequence_text(winner.plan) or "whole",
     "ZeRO": lambda winner: _zero_text(winner.plan),
     "step": lambda winner: format_seconds(winner.seconds),
     "tokens/s": lambda winner: format_count(winner.tokens_per_second),
@@ -130,6 +130,7 @@ def choice_tree(plan: Plan) -> dict[str, Any]:
         "recompute_activation_function": plan.recompute.activation_function,
         "zero": plan.zero,
         "sequence_parallel": plan.sequence_parallel,
+        "overlap_tensor": plan.overlap_tensor,
         "compiled": plan.compiled,
         "cuda_graphs": plan.cuda_graphs,
     }
@@ -197,10 +198,10 @@ def miss_text(miss: NearMiss) -> str:
 def choice_text(winner: Winner) -> str:
     """Describe a plan's choices, seconds and memory in one line."""
     plan = winner.plan
-    along = ", sequence parallel" if plan.sequence_parallel else ""
+    split = _sequence_text(plan)
     return (
         f"{_layout_text(plan.layout)}, micro {plan.batch.micro}, {plan.schedule}, recompute {plan.recompute.words}"
-        f"{along}, ZeRO {_zero_text(plan)}: {format_seconds(winner.seconds)}, "
+        f"{split and f', sequence {split}'}, ZeRO {_zero_text(plan)}: {format_seconds(winner.seconds)}, "
         f"{'' if winner.joules is None else f'{format_energy(winner.joules)}, '}{format_bytes(winner.memory_bytes)} "
         f"per rank{', ' if plan.offload.is_used else ''}{plan.offload.words}"
     )
@@ -222,6 +223,11 @@ def because(found: Found) -> str:
 
 def _need_text(winner: Winner, *, energy: bool) -> str:
     return format_energy(winner.joules) if energy and winner.joules is not None else format_seconds(winner.seconds)
+
+
+def _sequence_text(plan: Plan) -> str:
+    """Describe how tensor ranks divide the positions; an empty text if they do not."""
+    return f"parallel{' in a ring' * plan.tensor_ring}" if plan.sequence_parallel else ""
 
 
 def _zero_text(plan: Plan) -> str:

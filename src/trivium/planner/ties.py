@@ -57,6 +57,7 @@ def _complexity(ranking: Ranking) -> NDArray[np.int64]:
             grid["recompute"],
             grid["function_again"],
             grid["sequence_parallel"],
+            grid["overlap_tensor"],
             np.full(len(rows), subject.compiled),
             subject.records(grid["zero"]),
         ],

@@ -43,29 +43,45 @@ def holding_store(folder: Remote, warn: Callable[[str], None]) -> Iterator[None]
     if not own.create(first) or own.read() != first:
         raise MachineError(f"{folder} was taken by another job just now: {_described(own.read())}; end one of the two")
     folder.delete(f"lease-{n:08d}.json" for n in _numbers(folder) if n <= number)
+
+    def renew() -> str:
+        found, now = _newest(folder)
+        if found > number + 1:
+            return (
+                f"{folder} was taken over by {_described(now)}, as this job did not renew its lease for "
+                f"{STALE_SECONDS:.0f} s. This job ends, so that only one writes"
+            )
+        own.write(claim())
+        return ""
+
+    try:
+        with renewed(renew, RENEW_SECONDS, warn):
+            yield
+    finally:
+        with suppress(TriviumError):
+            own.write(b"")  # kept, so that its number is not used again
+
+
+@contextmanager
+def renewed(renew: Callable[[], str], seconds: float, warn: Callable[[str], None]) -> Iterator[None]:
+    """Call `renew` every `seconds` in a thread. If it returns why the lease is lost, warn and end the process, and with
+    it its ranks, because two jobs would write one place."""
     over = threading.Event()
 
-    def renew() -> None:
-        while not over.wait(RENEW_SECONDS):
-            with suppress(TriviumError, OSError):  # the next attempt may succeed
-                found, now = _newest(folder)
-                if found > number + 1:
-                    warn(
-                        f"{folder} was taken over by {_described(now)}, as this job did not renew its lease for "
-                        f"{STALE_SECONDS:.0f} s. This job ends, so that only one writes"
-                    )
+    def repeat() -> None:
+        while not over.wait(seconds):
+            with suppress(TriviumError, OSError):  # The next attempt may succeed.
+                if why := renew():
+                    warn(why)
                     os._exit(MachineError.exit_code)
-                own.write(claim())
 
-    thread = threading.Thread(target=renew, daemon=True, name="store lease")
+    thread = threading.Thread(target=repeat, daemon=True, name="lease")
     thread.start()
     try:
         yield
     finally:
         over.set()
         thread.join()
-        with suppress(TriviumError):
-            own.write(b"")  # kept, so that its number is not used again
 
 
 def _wait_for_expiry(folder: Remote, number: int, text: bytes, warn: Callable[[str], None]) -> None:
