@@ -35,7 +35,8 @@ POOLED = {**ROUTED, "balance_convention": "transformers", "balance_scope": "sequ
 ROUTERS, EXPERTS_IN_ALL, EXPERTS_POOLED = (
     {**ROTARY, "kv_heads": 2, "feed_forward": "experts", "experts": each} for each in (ROUTED, IN_ALL, POOLED)
 )
-ADAPTED_EXPERTS = {**EXPERTS_IN_ALL, "adapters": [{"match": "*", "settings": {"r": 3}}]}
+KINDS = [{"match": "layers.[01].*", "kind": "dora"}, {"match": "layers.2.*", "kind": "lora_ggpo"}, {"match": "*"}]
+ADAPTED_EXPERTS = {**EXPERTS_IN_ALL, "adapters": KINDS}
 
 
 def frozen(*patterns: str) -> dict[str, Any]:
@@ -148,6 +149,7 @@ WITH_EXPERTS = {
         small(pipeline=2, data=2, expert=2, model=EXPERTS, zero=2, schedule="zb-h1", precision={"weights": "bf16"}),
         small(data=2, context=2, expert=4, model=EXPERTS, zero=1),
         small(data=4, expert=2, model=EXPERTS, zero=3),
+        small(tensor=2, data=2, expert=2, model=ADAPTED_EXPERTS, zero=3),
         small(data=4, expert=2, model=EXPERTS, zero=1, shards=2),
         small(data=4, expert=2, model={**ROUTERS, "wiring": "sandwich"}, zero=3, recompute={"mode": "layer"}),
     ],

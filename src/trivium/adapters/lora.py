@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from trivium.plan.adapters import Adapter, Factors, Linear, Reads, Sums
-from trivium.plan.layers.part import Kept, Place, Product, Row
+from trivium.plan.layers.part import Kept, Number, Place, Product, Row
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,19 +59,15 @@ class Lora(Adapter):
             return [Product(self.r, inputs / at.tensor, enters=False), out]
         return [Product(self.r / at.along, inputs, enters=True), out]
 
-    def kept(self, base: Row, at: Place) -> Iterator[Kept]:
-        yield Kept(at.positions * self.r / (1 if base.inside else at.along))  # x A^T
+    def kept(self, base: Row, at: Place, rows: Number, experts: Number | None) -> Iterator[Kept]:
+        yield Kept(rows * self.r / (1 if base.inside else at.along))  # x A^T
 
     def sums(self, base: Row) -> Sums:
         if base.inside:
             return Sums()
         return Sums(entering=self.r * base.splits_outputs, leaving=self.r * base.splits_inputs)
 
-    @property
-    def of_experts(self) -> bool:
-        return not (self.draws or self.remembers)
-
-    def factors(self, added: Mapping[str, Any]) -> Factors:
+    def factors(self, linear: Linear, added: Mapping[str, Any]) -> Factors:
         return Factors(added["a"], added["b"], self.scale)
 
     def adapted(self, y: "Tensor", reads: Reads, linear: Linear, added: Mapping[str, Any]) -> "Tensor":

@@ -4,7 +4,8 @@ norms of weights and gradients.
 Row i of the n rows of a layer's weight has the noise E_i ~ N(0, I) (σ w_i + β g_i^p) / sqrt(n) with p = 2, drawn once
 for each step by the names of step and layer. w_i is the norm of row i of W + s B A, and g_i that of the first-order
 gradient s (B dA + dB A) of the previous step, after clipping. The layer computes with W + E, whose gradient is that of
-W; the first step, evaluation and generation have no noise.
+W; the first step, evaluation and generation have no noise. Each expert has such a weight, with n rows, and its number is
+among the names of the noise.
 
 The repository that the paper names could not be had, and ports differ. As in #1974, p is 2; others have p = 1. Unlike
 #1974, w_i is computed and not sampled, s is not left out of it, and gradients of inputs pass through E. A matrix that
@@ -20,7 +21,7 @@ from pydantic import Field
 
 from trivium.adapters.lora import Lora
 from trivium.plan.adapters import Linear, Sums
-from trivium.plan.layers.part import Kept, Place, Row
+from trivium.plan.layers.part import Kept, Number, Place, Row
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,10 +54,11 @@ class LoraGgpo(Lora):
         split = base.split if base.splits_outputs else None
         yield Row("deviation", base.shape[:-1], split, decay=False, initial="zeros", trainable=False)
 
-    def kept(self, base: Row, at: Place) -> Iterator[Kept]:
-        yield from super().kept(base, at)
+    def kept(self, base: Row, at: Place, rows: Number, experts: Number | None) -> Iterator[Kept]:
+        yield from super().kept(base, at, rows, experts)
         if self.is_noisy:
-            yield Kept(prod(base.shape) / (1 if base.split is None else at.tensor))  # W + E
+            here = prod(base.shape) / (1 if base.split is None else at.tensor)
+            yield Kept(here * (1 if experts is None else experts))  # W + E
 
     def sums(self, base: Row) -> Sums:
         sums = self.is_noisy and base.splits_inputs

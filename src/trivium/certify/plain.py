@@ -65,7 +65,7 @@ def losses_of(
     text: Tensor,
     counts: Tensor,
     drop: Drop,
-    normal: Callable[[str, tuple[int, ...]], Tensor] | None = None,
+    normal: Callable[[tuple[str | int, ...], tuple[int, ...]], Tensor] | None = None,
     heard: dict[int, Tensor] | None = None,
     scaled: Scaled | None = None,
 ) -> dict[str, Tensor]:
@@ -78,8 +78,9 @@ def losses_of(
     """
     tokens, targets = text[:, :-1], text[:, 1:]
 
-    def chance_of(site: str) -> Chance:
-        return Chance(lambda x, rate: drop(x, site, rate), None if normal is None else partial(normal, site))
+    def chance_of(site: str, *expert: int) -> Chance:
+        noisy = None if normal is None else partial(normal, (site, *expert))
+        return Chance(lambda x, rate: drop(x, site, rate), noisy)
 
     weights = with_adapters(weights, model, chance_of, scaled)
     order = order_of(model, tokens)
@@ -125,11 +126,13 @@ def dropping(model: ModelShape, seed: int, step: int, samples: range, streams: l
     return drop
 
 
-def noise(seed: int, step: int) -> Callable[[str, tuple[int, ...]], Tensor]:
-    """Return the noise of a step: standard normal numbers of a shape, by the name of their site."""
+def noise(seed: int, step: int) -> Callable[[tuple[str | int, ...], tuple[int, ...]], Tensor]:
+    """Return the noise of a step: standard normal numbers of a shape, by the name of their site, and of an expert by
+    its number behind that."""
 
-    def normal(site: str, shape: tuple[int, ...]) -> Tensor:
-        generator = torch.Generator().manual_seed(seed_for(seed, "noise", site, step))
+    def normal(at: tuple[str | int, ...], shape: tuple[int, ...]) -> Tensor:
+        site, *expert = at
+        generator = torch.Generator().manual_seed(seed_for(seed, "noise", site, step, *expert))
         return torch.randn(shape, generator=generator, dtype=torch.float32).double()
 
     return normal

@@ -161,7 +161,7 @@ def prices(at: Setting) -> Prices:
 def _adapter_seconds(at: Setting) -> Number:
     """Return the seconds in which tensor ranks exchange what a layer's adapters sum, in one direction."""
     case = at.case
-    numbers = case.of_a_layer(lambda layer: layer.adapter_sums.entering + layer.adapter_sums.leaving)
+    numbers = case.of_a_layer(lambda layer: layer.adapter_sums().entering + layer.adapter_sums().leaving)
     seconds = all_reduce_seconds(case.weight_bytes * numbers * case.positions, case.tensor, _tensor_link(at)) / 2
     return (np.asarray(numbers) > 0) * seconds
 

@@ -45,9 +45,10 @@ def rings(plan: Plan, stage: int, *, backward: bool = True) -> Rings:
         times = 1 + (backward and plan.recompute.mode_of(number) == "layer")
         own = [row for row in owned(layer.rows, f"layers.{number}", number) if not row.name.startswith(experts)]
         entering = [(p.shape[-1], plan.optimizer.trains(p)) for p in own if p.splits_outputs and not is_added(p)]
-        entering += [(e.sums.entering, trains_outputs(plan, number, e)) for e in layer.adapted or () if e.sums.entering]
+        added = [(each.sums(), trains_outputs(plan, number, each)) for each in layer.adapted or ()]
+        entering += [(sums.entering, trained) for sums, trained in added if sums.entering]
         leaving = [p.shape[0] for p in own if p.splits_inputs and not is_added(p)]
-        leaving += [each.sums.leaving for each in layer.adapted or () if each.sums.leaving]
+        leaving += [sums.leaving for sums, _ in added if sums.leaving]
         gathered += [columns for columns, _ in entering] * times + leaving * backward
         summed += leaving * times + [n for n, trained in entering if backward and (puts_off or not trained)]
     return Rings(tuple(gathered), tuple(summed))

@@ -60,7 +60,7 @@ def _add_counting(traffic: Traffic, plan: Plan, at: Coordinate, micro_batches: i
         left, entered, summed = int(stage == 0) * whole, 0, 0
         for number in plan.layers_of(stage):
             layer = plan.model.each_layer[number]
-            entering, leaving, for_weights, _ = layer.adapter_sums
+            entering, leaving, for_weights, _ = layer.adapter_sums(plan.layout.expert)
             left += layer.wiring.regions * whole + leaving * column
             entered += (layer.entering + entering) * column
             summed += layer.sums * positions * BYTES[plan.precision.masters]

@@ -140,7 +140,7 @@ def _gathered_for_weights(plan: Plan, stage: int) -> tuple[int, int]:
 def _adapters(plan: Plan, number: int) -> Counter[str]:
     """Return the tensor traffic of one micro-batch because of a layer's adapters, forward and backward."""
     layer = plan.model.each_layer[number]
-    entering, leaving, for_weights, _ = layer.adapter_sums
+    entering, leaving, for_weights, _ = layer.adapter_sums(plan.layout.expert)
     bytes_of_one = plan.local_sequence * plan.batch.micro * BYTES[plan.precision.weights]
     again = plan.recompute.mode_of(number) == "layer"
     summed = (leaving * (1 + again) + entering) * bytes_of_one
@@ -148,7 +148,7 @@ def _adapters(plan: Plan, number: int) -> Counter[str]:
     once = for_weights * (1 + again) * max(4, BYTES[plan.precision.weights])
     if not plan.sequence_parallel:
         return Counter(all_reduce=summed + once)
-    gathered_again = sum(each.sums.entering for each in layer.adapted or () if trains_outputs(plan, number, each))
+    gathered_again = sum(each.sums().entering for each in layer.adapted or () if trains_outputs(plan, number, each))
     gathered = (entering * (1 + again) + gathered_again + leaving) * bytes_of_one // plan.layout.tensor
     return Counter(all_reduce=once, reduce_scatter=summed, all_gather=gathered)
 
@@ -257,7 +257,7 @@ def _add_remembered(traffic: Traffic, plan: Plan, rows: Sequence[BucketRow], at:
     layers, and sums over tensor ranks."""
     layers = [n for stage in plan.stages_of(at.pipeline) for n in plan.layers_of(stage)]
     every = [(n, e) for n in layers for e in plan.model.each_layer[n].adapted or () if e.adapter.remembers]
-    summed = sum(each.sums.remembered for _, each in every)
+    summed = sum(each.sums(plan.layout.expert).remembered for _, each in every)
     if plan.layout.tensor > 1:
         traffic["tensor"]["all_reduce"] += summed * BYTES[plan.precision.masters]
     if not every:

@@ -54,12 +54,13 @@ class Reads(NamedTuple):
 
 
 class Factors(NamedTuple):
-    """What an adapter adds to the matrices of experts: scale B A, with A [experts, r, inputs] and B [experts, outputs,
-    r]."""
+    """How an adapter changes the matrices of experts: it adds scale B A, with A [experts, r, inputs] and B [experts,
+    outputs, r], and then multiplies the rows by `outputs` [experts, outputs], unless that is None."""
 
     a: Tensor
     b: Tensor
     scale: float
+    outputs: Tensor | None = None
 
 
 class Sums(NamedTuple):
@@ -93,8 +94,9 @@ class Adapter(Config):
         """Return the matrix products that are added."""
         return []
 
-    def kept(self, base: Row, at: Place) -> Iterator[Kept]:
-        """Yield what the backward needs besides the inputs of the layer."""
+    def kept(self, base: Row, at: Place, rows: Number, experts: Number | None) -> Iterator[Kept]:
+        """Yield what the backward needs besides the inputs of the layer. rows: that the layer computes of a
+        micro-batch. experts: of a rank, each of which has such a weight; None if the weight is none of experts."""
         return iter(())
 
     def sums(self, base: Row) -> Sums:
@@ -111,24 +113,21 @@ class Adapter(Config):
         """Whether `remembered` has something to tell the next step."""
         return False
 
-    @property
-    def of_experts(self) -> bool:
-        """Whether it may be beside the matrices of experts: in training too it only adds `factors`."""
-        return False
-
-    def factors(self, added: Mapping[str, Tensor]) -> Factors:
-        """Return what is added to the matrices of experts."""
-        raise NotImplementedError(f"{type(self).__name__} is not beside experts")
+    @abstractmethod
+    def factors(self, linear: Linear, added: Mapping[str, Tensor]) -> Factors:
+        """Return how the matrices of experts are changed, where the layer is that of experts; added: the parameters by
+        name, each with the experts first. Dropout does not act there."""
 
     def weight(self, weight: Tensor, added: Mapping[str, Tensor], normal: Callable[[], Tensor] | None) -> Tensor:
-        """Return the weight with which the layer itself multiplies. normal: returns standard normal numbers in the
-        shape of the weight, drawn by the names of step and layer; None in evaluation."""
+        """Return the weight with which the layer itself multiplies, that of experts included. normal: returns standard
+        normal numbers in the shape of the weight, drawn by the names of step, layer and expert; None in evaluation."""
         return weight
 
     def remembered(
         self, base: Row, linear: Linear, added: Mapping[str, Tensor], gradients: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
-        """Return new values of parameters that are not trained, right before an update. gradients: of the whole batch,
+        """Return new values of parameters that are not trained, right before an update. base: the row of one expert's
+        weight where the parameters are those of experts, each with the experts first. gradients: of the whole batch,
         after clipping, by the name of a parameter."""
         return {}
 
@@ -184,13 +183,15 @@ class Adapted(NamedTuple):
         return [replace(each, visits=visits, matrices=self.base.shape[0] / at.expert) for each in found]
 
     def kept(self, at: Place, visits: Number) -> Iterator[Kept]:
-        """Yield what the backward needs besides the inputs of the layer."""
-        return (replace(each, elements=visits * each.elements) for each in self.adapter.kept(self.one, at))
+        """Yield what the backward needs besides the inputs of the layer. visits: as in `products`."""
+        experts = self.base.shape[0] / at.expert if self.base.by_expert else None
+        return self.adapter.kept(self.one, at, visits * at.positions, experts)
 
-    @property
-    def sums(self) -> Sums:
-        """What tensor ranks exchange besides the messages of the layer."""
-        return self.adapter.sums(self.one)
+    def sums(self, expert: int = 1) -> Sums:
+        """Return what tensor ranks exchange besides the messages of the layer. expert: ranks that divide the experts,
+        whose weights are summed one by one."""
+        found, here = self.adapter.sums(self.one), self.base.shape[0] // expert if self.base.by_expert else 1
+        return found._replace(for_weights=here * found.for_weights, remembered=here * found.remembered)
 
 
 class AdapterGroup(Config):

@@ -168,12 +168,11 @@ class ModelShape(LayerForm):
         of_experts = [(n, row) for n, layer in enumerate(self.each_layer) for row in layer.own_rows if row.by_expert]
         takes = {group_of(self.adapters, n, row): f"layers.{n}.{row.name}" for n, row in reversed(of_experts)}
         for number, group in enumerate(self.adapters):
-            if number in takes and not group.made().of_experts:
+            if number in takes and group.made().dropout > 0:
                 yield (
-                    f"plan.model.adapters.{number} takes {takes[number].removesuffix('.weight')} with kind "
-                    f"'{group.kind}' and dropout {group.made().dropout:g}, and matrices of experts have adapters of "
-                    f"kind 'lora' with dropout 0; put a group for these before it, or let its match leave them out, as "
-                    f"layers.*.attention.* does"
+                    f"plan.model.adapters.{number} takes {takes[number].removesuffix('.weight')} with dropout "
+                    f"{group.made().dropout:g}, and adapters beside matrices of experts have dropout 0; put a group "
+                    f"for these before it, or let its match leave them out, as layers.*.attention.* does"
                 )
             if not any(group is each for each in used):
                 yield (

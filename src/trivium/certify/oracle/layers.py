@@ -85,23 +85,21 @@ def adapted_weights(model: ModelShape, names: Iterable[str]) -> dict[str, Adapte
 
 
 def with_adapters(
-    weights: Weights, model: ModelShape, chance_of: Callable[[str], Chance], scaled: Scaled | None = None
+    weights: Weights, model: ModelShape, chance_of: Callable[..., Chance], scaled: Scaled | None = None
 ) -> Weights:
-    """Return the weights with what the adapted linear layers compute. chance_of: the random choices by their site.
-    scaled: how linear layers multiply; None: in fp64."""
+    """Return the weights with what the adapted linear layers compute. chance_of: the random choices by their site, and
+    the number of an expert. scaled: how linear layers multiply; None: in fp64."""
     products = {}
     for name, group in adapted_weights(model, weights).items():
         at = f"{name.removesuffix('.weight')}.adapter"
         added = {key.removeprefix(f"{at}."): w for key, w in weights.items() if key.startswith(f"{at}.")}
-        chance = chance_of(at)
-        if scaled is not None:
-            chance = chance._replace(times=partial(scaled.of_rows if ".experts." in name else scaled.product, name))
-        product = partial(twin_of(group).product, settings=group.settings, chance=chance)
-        if ".experts." in name:
-            for e, w in enumerate(weights[name]):
-                products[f"{name}.{e}"] = partial(product, w=w, added={key: each[e] for key, each in added.items()})
-        else:
-            products[name] = partial(product, w=weights[name], added=added)
+        for expert in experts_of(name, weights):
+            chance = chance_of(at, *expert)
+            if scaled is not None:
+                chance = chance._replace(times=partial(scaled.of_rows if expert else scaled.product, name))
+            own = {key: each[expert] for key, each in added.items()}
+            product = partial(twin_of(group).product, settings=group.settings, chance=chance)
+            products[".".join([name, *map(str, expert)])] = partial(product, w=weights[name][expert], added=own)
     return AdaptedWeights(weights, products, scaled)
 
 
@@ -114,9 +112,20 @@ def remembered(weights: Weights, model: ModelShape, gradients: Weights) -> dict[
             here, there = (
                 {k.removeprefix(at): x for k, x in all_.items() if k.startswith(at)} for all_ in (weights, gradients)
             )
-            new = twin.remembered(weights[name], here, there, group.settings)
-            found |= {f"{at}{part}": values for part, values in new.items()}
+            each = [
+                twin.remembered(weights[name][e], {k: x[e] for k, x in here.items()}, own, group.settings)
+                for e in experts_of(name, weights)
+                for own in [{k: x[e] for k, x in there.items()}]
+            ]
+            for part in each[0]:
+                found[f"{at}{part}"] = torch.stack([new[part] for new in each]).view(here[part].shape)
     return found
+
+
+def experts_of(name: str, weights: Weights) -> list[tuple[int, ...]]:
+    """Return the indices of the matrices in a weight that adapters see one by one: one for each expert, and for other
+    layers that of the whole weight."""
+    return [(e,) for e in range(len(weights[name]))] if ".experts." in name else [()]
 
 
 def twin_of(group: AdapterGroup) -> Any:

@@ -22,12 +22,14 @@ from trivium.seeds import seed_for
 
 class Added(nn.Module):
     """The parameters of an adapter on one of the tensor ranks of a region, and one of the expert ranks. site: the name
-    of its random choices."""
+    of its random choices. first_expert: the number of the first expert here, if the layer is that of experts."""
 
     def __init__(self, adapted: Adapted, region: Region, expert: Group, site: str) -> None:
         super().__init__()
         self.adapter, self.region, self.site = adapted.adapter, region, site
         self.base = adapted.one
+        experts = adapted.base.shape[0] // expert.size
+        self.first_expert = expert.index * experts if adapted.base.by_expert else None
         for row in adapted.own_rows:
             sizes = enumerate(row.of_expert_rank(expert.size).shape)
             shape = [size // region.group.size if n == row.split else size for n, size in sizes]
@@ -42,10 +44,10 @@ class Added(nn.Module):
         found: torch.Tensor = self.adapter.adapted(y, reads, linear, dict(self.named_parameters()))
         return found
 
-    @property
-    def factors(self) -> Factors:
-        """What is added to the matrices of the experts here."""
-        return self.adapter.factors(dict(self.named_parameters()))
+    def factors(self, linear: "Linear") -> Factors:
+        """Return how the matrices of the experts here are changed; see `Adapter.factors`."""
+        found: Factors = self.adapter.factors(linear, dict(self.named_parameters()))
+        return found
 
     def weight(self, weight: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         """Return the weight with which the layer itself multiplies; see `Adapter.weight`."""
@@ -55,9 +57,19 @@ class Added(nn.Module):
         return found
 
     def _normal(self, weight: torch.Tensor, key: DropoutKey) -> torch.Tensor:
-        """Return standard normal numbers in the shape of the weight. Every rank draws those of the whole weight and
-        takes its own."""
-        generator = torch.Generator(device=weight.device).manual_seed(seed_for(key.seed, "noise", self.site, key.step))
+        """Return standard normal numbers in the shape of the weight. Every rank draws those of the whole weight, or of
+        the whole weight of each of its experts, and takes its own."""
+        if self.first_expert is None:
+            return self._normal_of_one(weight, key)
+        found = torch.empty_like(weight)
+        for number, one in enumerate(found, self.first_expert):
+            one.copy_(self._normal_of_one(one, key, number))
+        return found
+
+    def _normal_of_one(self, weight: torch.Tensor, key: DropoutKey, *expert: int) -> torch.Tensor:
+        """Return those of one matrix. expert: its number, if it is that of an expert."""
+        seed = seed_for(key.seed, "noise", self.site, key.step, *expert)
+        generator = torch.Generator(device=weight.device).manual_seed(seed)
         whole = torch.randn(self.base.shape, generator=generator, device=weight.device)
         if self.base.split is None:
             return whole.to(weight.dtype)

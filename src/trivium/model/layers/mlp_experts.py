@@ -48,20 +48,17 @@ class MlpExperts(Half):
         if watched is not None and self.part.experts.capacity is not None:
             watched.dropped = torch.tensor(rows.dropped, device=x.device)
         if self.group.size == 1:
-            y, shared = self._networks(x, rows.in_order(weights), rows), self._shared(whole, inputs)
+            y, shared = self._networks(inputs, x, rows.in_order(weights), rows), self._shared(whole, inputs)
         else:
             dispatch = Dispatch(x, rows, weights, self.group)
             shared = self._shared(whole, inputs)  # while the tokens are on their way
-            y = dispatch.combined(self._networks(*dispatch.arrived()))
+            y = dispatch.combined(self._networks(inputs, *dispatch.arrived()))
         y = y.view_as(whole)
         return self.region.leave(y if shared is None else y + shared)
 
-    def _networks(self, x: torch.Tensor, weights: torch.Tensor, rows: Rows) -> torch.Tensor:
+    def _networks(self, inputs: Inputs, x: torch.Tensor, weights: torch.Tensor, rows: Rows) -> torch.Tensor:
         later, arithmetic = self.region.weight_gradients, self.region.arithmetic
-        up, down = (
-            Matrices(each.weight, None if each.adapter is None else each.adapter.factors, each.products.arithmetic)
-            for each in (self.experts.up, self.experts.down)
-        )
+        up, down = (each.matrices(inputs) for each in (self.experts.up, self.experts.down))
         return networks(x, weights, rows, up, down, self.function, later, arithmetic)
 
     def _shared(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor | None:
@@ -77,8 +74,18 @@ class Networks(nn.Module):
 
     def __init__(self, count: int, columns: int, hidden: int, region: Region) -> None:
         super().__init__()
-        self.up = InnerLinear((count, 2, columns), hidden, region, "outputs")
-        self.down = InnerLinear((count, hidden), columns, region, "inputs")
+        self.up = _OfEach((count, 2, columns), hidden, region, "outputs")
+        self.down = _OfEach((count, hidden), columns, region, "inputs")
+
+
+class _OfEach(InnerLinear):
+    """A matrix of each expert, which `networks` multiplies with."""
+
+    def matrices(self, inputs: Inputs) -> Matrices:
+        """Return them with what an adapter makes of them."""
+        adapter = self.adapter
+        factors = None if adapter is None else adapter.factors(self)
+        return Matrices(self.weight, self._weight(inputs), factors, self.products.arithmetic)
 
 
 class Shared(nn.Module):

@@ -145,10 +145,9 @@ class Layer:
             for e in self.adapted or ()
         )
 
-    @property
-    def adapter_sums(self) -> Sums:
-        """Numbers per position that tensor ranks exchange because of adapters."""
-        found = [each.sums for each in self.adapted or ()]
+    def adapter_sums(self, expert: int = 1) -> Sums:
+        """Return what tensor ranks exchange because of adapters. expert: as in `Adapted.sums`."""
+        found = [each.sums(expert) for each in self.adapted or ()]
         return Sums(*(sum(numbers) for numbers in zip(*found, strict=True))) if found else Sums()
 
 
