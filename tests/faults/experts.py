@@ -7,10 +7,12 @@ import torch
 from faults.balance import balanced
 from faults.mutant import fault, plan
 from trivium.adapters.lora import Lora
+from trivium.model.layers.linear import Added
 from trivium.model.layers.mlp_experts import MlpExperts
 from trivium.parallel.expert import dispatch, network
 from trivium.parallel.expert.dispatch import Dispatch
 from trivium.parallel.expert.rows import Rows
+from trivium.parallel.tensor.regions import Region
 from trivium.plan import buckets
 
 Tensor = torch.Tensor
@@ -18,6 +20,8 @@ Tensor = torch.Tensor
 EXPERTS = balanced(balance_loss=0.0)
 SHARED = balanced(shared=8, balance_loss=0.0)
 ADAPTED = {**SHARED, "adapters": [{"settings": {"r": 3, "alpha": 6.0}}]}
+DORA = {**EXPERTS, "adapters": [{"match": "*.experts.*", "kind": "dora", "settings": {"r": 3, "alpha": 6.0}}]}
+NOISY = {**EXPERTS, "adapters": [{"match": "*.experts.*", "kind": "lora_ggpo", "settings": {"r": 3, "sigma": 0.3}}]}
 
 
 class _Scaled(torch.autograd.Function):
@@ -100,7 +104,7 @@ def b_of_experts_left_partial(original, mesh):
 @fault(Lora, "factors", plan(model=ADAPTED))
 def scale_left_out_beside_experts(original, mesh):
     """What is added beside experts lacks the factor s."""
-    return lambda self, added: original(self, added)._replace(scale=1.0)
+    return lambda self, linear, added: original(self, linear, added)._replace(scale=1.0)
 
 
 @fault(network._Product, "__init__", plan(model=ADAPTED), plan(data=2, expert=2, model=ADAPTED))
@@ -114,3 +118,33 @@ def one_a_for_all_experts(original, mesh):
             self.factors = [a[:1].expand_as(a), b]
 
     return init
+
+
+@fault(Region, "summed", plan(tensor=2, model=DORA), plan(tensor=2, data=2, expert=2, model=DORA))
+def norms_of_own_columns_of_experts(original, mesh):
+    """DoRA divides the rows of the second matrices of experts by the norms of this rank's columns."""
+    return lambda self, x: x
+
+
+@fault(buckets, "partial_over", plan(tensor=2, model=DORA))
+def magnitudes_of_experts_left_partial(original, mesh):
+    """The gradient of DoRA's magnitudes of experts is that of this tensor rank's part of their results."""
+    return lambda plan, p: () if p.name.endswith("experts.down.adapter.m") else original(plan, p)
+
+
+@fault(network._Product, "gradient_before", plan(model=DORA), plan(data=2, expert=2, model=DORA))
+def factors_of_experts_missing_in_the_backward(original, mesh):
+    """The gradient of what DoRA multiplies beside experts lacks its factors."""
+
+    def gradient_before(self: Any, part: Any, grad: Tensor, y: Tensor) -> Tensor:
+        original(self, part, grad, y)
+        return grad
+
+    return gradient_before
+
+
+@fault(Added, "_normal_of_one", plan(data=2, expert=2, model=NOISY), plan(context=2, expert=2, model=NOISY))
+def noise_of_experts_by_their_number_on_the_rank(original, mesh):
+    """Each expert rank draws the noise of its experts as if they were the first ones."""
+    here = EXPERTS["experts"]["count"] // mesh.expert.size
+    return lambda self, weight, key, *expert: original(self, weight, key, *(number % here for number in expert))

@@ -4,8 +4,8 @@ norms of weights and gradients.
 Row i of the n rows of a layer's weight has the noise E_i ~ N(0, I) (σ w_i + β g_i^p) / sqrt(n) with p = 2, drawn once
 for each step by the names of step and layer. w_i is the norm of row i of W + s B A, and g_i that of the first-order
 gradient s (B dA + dB A) of the previous step, after clipping. The layer computes with W + E, whose gradient is that of
-W; the first step, evaluation and generation have no noise. Each expert has such a weight, with n rows, and its number is
-among the names of the noise.
+W; the first step, evaluation and generation have no noise. Each expert has its own weight of n rows, and its number is
+one more name.
 
 The repository that the paper names could not be had, and ports differ. As in #1974, p is 2; others have p = 1. Unlike
 #1974, w_i is computed and not sampled, s is not left out of it, and gradients of inputs pass through E. A matrix that

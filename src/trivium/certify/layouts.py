@@ -62,6 +62,12 @@ ADAPTERS: tuple[Tree, ...] = (
     {"match": "*.attention.*", "settings": {"r": 2, "alpha": 5.0, "dropout": 0.2}},
     {"match": "*.mlp.*up", "settings": {"r": 2, "alpha": 5.0}},
 )
+# Experts have both. The noise is large, so that it changes what is computed.
+OTHER_ADAPTERS: tuple[Tree, ...] = (
+    {"match": "layers.0.*", "kind": "dora", "settings": {"r": 2, "alpha": 5.0}},
+    {"match": "*.mlp.*up", "kind": "dora", "settings": {"r": 3, "alpha": 2.0}},
+    {"match": "*.mlp.*", "kind": "lora_ggpo", "settings": {"r": 2, "alpha": 5.0, "sigma": 0.3, "beta": 1.0}},
+)
 
 
 def _every(field: str) -> tuple[Tree, ...]:
@@ -155,8 +161,8 @@ CHOICES: Mapping[str, tuple[Tree, ...]] = {
         {"offload": {"activations": 0.5}},
         {"offload": {"optimizer": 1.0, "activations": 1.0}},
     ),
-    # Two of three choices have no adapters, because these freeze every other parameter.
-    "adapters": ({}, {}, {"model": {"adapters": ADAPTERS}}),
+    # Four of six choices have no adapters, because these freeze every other parameter.
+    "adapters": (*4 * ({},), *({"model": {"adapters": each}} for each in (ADAPTERS, OTHER_ADAPTERS))),
 }
 NOT_OF_THE_PLAN = ("queries", "split", "ramp", "expert")  # read by `plan_of`
 CANDIDATES_PER_BASE = 24  # drawn for each base; the one with the most new combinations is kept
