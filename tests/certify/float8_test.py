@@ -30,6 +30,12 @@ LATENT = {
     "bias": "none",
     "latent": {"kv_rank": 8, "query_rank": 8, "plain_columns": 4, "rotated_columns": 4, "value_columns": 4},
 }
+READING = {
+    "adapters": [
+        {"match": "*.down", "kind": "dora", "settings": {"r": 3, "alpha": 6.0}},
+        {"match": "*.mlp.*", "kind": "lora_ggpo", "settings": {"r": 3, "sigma": 0.3}},
+    ]
+}
 LORA = {"adapters": [{"kind": "lora", "settings": {"r": 3, "alpha": 6.0}}]}
 
 
@@ -66,6 +72,7 @@ BROAD = {
     "recomputed": scaled("delayed", ONE, recompute={"mode": "layer"}, margin=1),
     "experts": scaled("tensor", {**EXPERTS, **ONE}, expert=2, data=2, zero=3, gathered=True, batch={"micro": 1}),
     "base of adapters": scaled("tensor", {**LORA, **ONE}, tensor=2, sequence_parallel=True),
+    "base of adapters that read it": scaled("tensor", {**EXPERTS, **READING, **ONE}, data=2, zero=3, gathered=True),
     "some layers": scaled("row", keep=["first", "layers.*.mlp.down"], weight_gradients=False, gradients="e4m3"),
 }
 SLOW = {

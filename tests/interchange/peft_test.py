@@ -284,6 +284,47 @@ def test_an_adapter_for_each_expert_computes_what_peft_makes_of_it(tmp_path: Pat
     assert float((found[0] - expected).abs().max()) > 1e-3
 
 
+def test_dora_of_each_expert_computes_what_its_definition_says(tmp_path: Path) -> None:
+    """PEFT has none beside the parameters of transformers, so that merged weights are computed here."""
+    there = base_model("mixtral", tmp_path / "base")
+    config = {"peft_type": "LORA", "r": 3, "lora_alpha": 5, "use_dora": True, "base_model_name_or_path": "base"}
+    generator, tensors = torch.Generator().manual_seed(2), {}
+    for layer, expert, name in itertools.product(range(2), range(4), ("w1", "w2", "w3")):
+        matrices = there.model.layers[layer].mlp.experts
+        w = {"w1": matrices.gate_up_proj[expert][:40], "w3": matrices.gate_up_proj[expert][40:]}.get(name)
+        w = (matrices.down_proj[expert] if w is None else w).data
+        a, b, m = (
+            torch.randn(shape, generator=generator, dtype=torch.float64)
+            for shape in ((3, w.shape[1]), (len(w), 3), (len(w),))
+        )
+        key = f"base_model.model.model.layers.{layer}.block_sparse_moe.experts.{expert}.{name}"
+        parts = {"lora_A.weight": a, "lora_B.weight": b, "lora_magnitude_vector": m}
+        tensors |= {f"{key}.{part}": values for part, values in parts.items()}
+        whole = w + 5 / 3 * b @ a
+        w.copy_(m[:, None] * whole / whole.norm(dim=1, keepdim=True))
+    expected = logits_there(there)
+    (tmp_path / "peft").mkdir()
+    (tmp_path / "peft" / CONFIG).write_text(json.dumps(config))
+    save_file(tensors, tmp_path / "peft" / WEIGHTS)
+    base = Checkpoint.open(import_hf(tmp_path / "base", tmp_path / "imported"))
+    path = with_adapters(base, tmp_path / "peft", tmp_path / "adapted")
+    torch.testing.assert_close(logits(path), expected, rtol=0, atol=1e-10 * float(expected.abs().max()))
+    merged = merge(Checkpoint.open(path), tmp_path / "merged")
+    torch.testing.assert_close(logits(merged), expected, rtol=0, atol=1e-10 * float(expected.abs().max()))
+    with pytest.raises(ConfigError, match="kind 'dora', whose merged weights no longer tell the norms"):
+        unmerge(Checkpoint.open(merged), Checkpoint.open(path), tmp_path / "bare")
+    with pytest.raises(ConfigError, match=r"dora beside layers.0.mlp.experts.up.weight, .*trivium checkpoint merge"):
+        export_peft(Checkpoint.open(path), tmp_path / "written")
+    save_file({k: v for k, v in tensors.items() if ".experts.2.w1" not in k}, tmp_path / "peft" / WEIGHTS)
+    with pytest.raises(DataError, match="DoRA is on some of the experts' modules"):
+        with_adapters(base, tmp_path / "peft", tmp_path / "other")
+    key = "base_model.model.model.layers.0.mlp.experts"
+    save_file({f"{key}.{part}": torch.zeros(1, 1) for part in ("lora_A.weight", "lora_B.weight")},
+              tmp_path / "peft" / WEIGHTS)  # fmt: skip
+    with pytest.raises(DataError, match=r"use_dora is true, and .*experts.gate_up_proj is in target_parameters"):
+        with_adapters(base, tmp_path / "peft", tmp_path / "other")
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [

@@ -40,6 +40,10 @@ class Dora(Lora):
             yield Kept(rows * outputs / parts)
         yield Kept(2 * here * (1 if experts is None else experts))  # the norm, and c - 1 or c
 
+    @property
+    def reads_weight(self) -> bool:
+        return True
+
     def sums(self, base: Row) -> Sums:
         found = super().sums(base)
         return found._replace(for_weights=prod(base.shape[:-1])) if base.splits_inputs else found

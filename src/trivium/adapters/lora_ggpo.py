@@ -48,6 +48,10 @@ class LoraGgpo(Lora):
     def remembers(self) -> bool:
         return self.is_noisy
 
+    @property
+    def reads_weight(self) -> bool:
+        return self.is_noisy
+
     def rows(self, base: Row) -> Iterator[Row]:
         """The deviation of the noise of each row follows from the previous step, and is kept in checkpoints."""
         yield from super().rows(base)

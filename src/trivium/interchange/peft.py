@@ -76,6 +76,16 @@ class _Module(NamedTuple):
     magnitude: Tensor | None
 
 
+class _OfExperts(NamedTuple):
+    """The adapter of a matrix of all experts: A [experts, r, inputs], B [experts, outputs, r], their factor, and
+    DoRA's magnitudes [experts, outputs]."""
+
+    a: Tensor
+    b: Tensor
+    scale: float
+    magnitudes: Tensor | None = None
+
+
 class _Linear(NamedTuple):
     """An adapter of ours: the number of its layer, the name of the linear layer within it, kind, settings, and
     parameters by name."""
@@ -203,45 +213,57 @@ class _Read:
         found = self._stacked(stack) or self._of_each(stack)
         if found is None:
             return None
-        a, b, scale = found
+        a, b, scale, magnitudes = found
         added = {"a": a, "b": b.view(*stack.row.shape[:-1], -1)}
-        return _Linear(stack.layer, stack.name, "lora", self._settings(a.shape[1], scale), added)
+        if magnitudes is not None:
+            added["m"] = magnitudes.view(stack.row.shape[:-1])
+        kind = "lora" if magnitudes is None else "dora"
+        return _Linear(stack.layer, stack.name, kind, self._settings(a.shape[1], scale), added)
 
-    def _stacked(self, stack: Stack) -> tuple[Tensor, Tensor, float] | None:
-        """Return A [experts, r, inputs], B [experts, outputs, r] and their factor, of a parameter that holds all."""
+    def _stacked(self, stack: Stack) -> _OfExperts | None:
+        """Return the adapter of a parameter that holds all experts."""
         for place in stack.places:
             keys = [f"{PREFIX}{place}.{part}" for part in (A, B)]
             if not all(key in self.tensors for key in keys):
                 continue
+            if self.config.get("use_dora"):
+                raise DataError(
+                    f"{self.folder / CONFIG}: use_dora is true, and {stack.theirs} is in target_parameters, beside "
+                    f"which PEFT has no DoRA; train the adapter without one of them"
+                )
             a, b = (self.tensors[key] for key in keys)
             r = len(a) // stack.experts
             if r and a.shape == (stack.experts * r, stack.inputs) and b.shape == (stack.outputs, len(a)):
                 self.used |= {*keys}
                 by_rank = b.view(stack.outputs, r, stack.experts)
-                return a.view(stack.experts, r, -1), by_rank.permute(2, 0, 1), self._scale(stack.theirs, r)
+                return _OfExperts(a.view(stack.experts, r, -1), by_rank.permute(2, 0, 1), self._scale(stack.theirs, r))
         return None
 
-    def _of_each(self, stack: Stack) -> tuple[Tensor, Tensor, float] | None:
+    def _of_each(self, stack: Stack) -> _OfExperts | None:
         """Return the same, from the matrices of each expert. If ranks differ, smaller ones are padded with zeros."""
         rows = stack.outputs // len(stack.of_each[0])
         every = [[self._module(name, rows, stack.inputs) for name in names] for names in stack.of_each]
         some = [module for found in every for module in found if module is not None]
         if not some:
             return None
-        if self.config.get("use_dora"):
+        dora = self.config.get("use_dora")
+        if dora and any(module is None for found in every for module in found):
             raise DataError(
-                f"{self.folder / WEIGHTS}: DoRA is on {stack.of_each[0][0]}, and experts have LoRA alone here; train "
-                f"the adapter without experts, or merge it into its base with PEFT (merge_and_unload)"
+                f"{self.folder / WEIGHTS}: DoRA is on some of the experts' modules such as {stack.of_each[0][0]}, and "
+                f"not on all; they are one parameter here: train the adapter on all of them, or on none"
             )
+        magnitudes = torch.stack([torch.cat([m.magnitude for m in found if m is not None and m.magnitude is not None])
+                                  for found in every]) if dora else None  # fmt: skip
         scale, nothing = some[0].scale, some[0].a.new_zeros(0, stack.inputs)
         both = [_as_one(found, [rows] * len(found), scale) if any(x is not None for x in found) else None
                 for found in every]  # fmt: skip
         ones = [(nothing, [nothing.new_zeros(rows, 0)] * len(every[0])) if one is None else one for one in both]
         r = max(len(a) for a, _ in ones)
-        return (
+        return _OfExperts(
             torch.stack([F.pad(a, (0, 0, 0, r - len(a))) for a, _ in ones]),
             torch.stack([F.pad(torch.cat(pieces), (0, r - len(a))) for a, pieces in ones]),
             scale,
+            magnitudes,
         )
 
     def _settings(self, r: int, scale: float) -> Tree:
@@ -399,11 +421,16 @@ def export_peft(source: Checkpoint, folder: str | Path, *, base: str = "") -> Pa
         if twin.ours.name in adapted:
             number, each = adapted[twin.ours.name]
             written.add(each, added_tensors(source, number, each), twin, family, bare)
+    kind = next(iter(ways))[0]
     for layer in stacks_by_layer(bare, family):
         here = [(stack, *adapted[stack.row.name]) for stack in layer if stack.row.name in adapted]
+        if here and kind == "dora":
+            raise ConfigError(
+                f"plan.model.adapters has dora beside {here[0][0].row.name}, and PEFT has no DoRA beside the matrices "
+                f"of experts; merge it instead: `trivium checkpoint merge {source.directory} --to DIR`"
+            )
         for (stack, number, each), place in zip(here, layer[0].places[-len(here) :], strict=False):
             written.add_experts(each, added_tensors(source, number, each), stack, place)
-    kind = next(iter(ways))[0]
     with publishing_new(folder, "name a new folder") as unfinished:
         entries = [
             Entry(key, values.dtype, tuple(values.shape), partial(_given, values))

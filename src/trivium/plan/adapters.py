@@ -113,6 +113,11 @@ class Adapter(Config):
         """Whether `remembered` has something to tell the next step."""
         return False
 
+    @property
+    def reads_weight(self) -> bool:
+        """Whether more than the product with the weight reads it, which then is not gathered in 8 bits."""
+        return False
+
     @abstractmethod
     def factors(self, linear: Linear, added: Mapping[str, Tensor]) -> Factors:
         """Return how the matrices of experts are changed, where the layer is that of experts; added: the parameters by

@@ -175,10 +175,12 @@ def _row(items: list[Item], plan: Plan, kind: _Kind) -> BucketRow:
 
 
 def gathered_weights(float8: Float8 | None, model: ModelShape) -> frozenset[str]:
-    """Return the names of the weights that ZeRO stage 3 gathers in 8 bits."""
+    """Return the names of the weights that ZeRO stage 3 gathers in 8 bits. What adapters read is gathered as it is."""
     if float8 is None or not float8.gathered:
         return frozenset()
-    return frozenset(p.name for p in scaled_weights(float8, parameters(model), model.layers))
+    adapted = ((n, each) for n, layer in enumerate(model.each_layer) for each in layer.adapted or ())
+    read = {f"layers.{n}.{each.base.name}" for n, each in adapted if each.adapter.reads_weight}
+    return frozenset({p.name for p in scaled_weights(float8, parameters(model), model.layers)} - read)
 
 
 def padded(elements: Any, sharers: Any = 1) -> Any:
