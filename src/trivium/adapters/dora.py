@@ -2,7 +2,7 @@
 
 The norm is a constant in the backward (section 4.3 of the paper). Each forward computes it of the whole matrix. Of a
 layer that is split by its inputs, tensor ranks sum the squares of their columns, one number for each output. Dropout
-acts on the inputs of A alone.
+acts on the inputs of A alone. Beside experts the factors c = m / ‖W + s B A‖ multiply the results of each expert.
 """
 
 from collections.abc import Iterator, Mapping

@@ -112,13 +112,11 @@ def remembered(weights: Weights, model: ModelShape, gradients: Weights) -> dict[
             here, there = (
                 {k.removeprefix(at): x for k, x in all_.items() if k.startswith(at)} for all_ in (weights, gradients)
             )
-            each = [
-                twin.remembered(weights[name][e], {k: x[e] for k, x in here.items()}, own, group.settings)
-                for e in experts_of(name, weights)
-                for own in [{k: x[e] for k, x in there.items()}]
-            ]
-            for part in each[0]:
-                found[f"{at}{part}"] = torch.stack([new[part] for new in each]).view(here[part].shape)
+            for expert in experts_of(name, weights):
+                own, gradient = ({k: x[expert] for k, x in all_.items()} for all_ in (here, there))
+                new = twin.remembered(weights[name][expert], own, gradient, group.settings)
+                for part, values in new.items():
+                    found.setdefault(f"{at}{part}", torch.zeros_like(here[part]))[expert] = values
     return found
 
 

@@ -38,7 +38,7 @@ class Matrices(NamedTuple):
         """Return the tensors that are computed with: what is multiplied, A and B, and the factors of outputs. Those
         whose gradients do not come by autograd are hidden from it."""
         a, b, _, outputs = self.added or Factors(None, None, 1.0)
-        every = [(self.weight, self.multiplied), (a, a), (b, b), (None, outputs)]
+        every: list[tuple[Any, Any]] = [(self.weight, self.multiplied), (a, a), (b, b), (None, outputs)]
         return tuple(x.detach() if p is not None and later.takes(p) else x for p, x in every)
 
 
