@@ -104,6 +104,7 @@ def main(arguments: list[str] | None = None) -> int:
         _measure(record, options.seeds, options.steps, options.models, Path(options.json))
     write_json(Path(options.json), record)
     if options.report:
+        Path(options.report).mkdir(parents=True, exist_ok=True)
         name = f"experts-study-{record['date'][:10]}"
         write_json(Path(options.report) / f"{name}.json", record)
         (Path(options.report) / f"{name}.md").write_text(page(record))
