@@ -108,9 +108,10 @@ class _Networks(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weights: Tensor, how: _How, *given: Tensor | None) -> Tensor:
         (up, down), rows, kept = how.products(given), how.rows, []
         factors, y = how.factors(weights), x.new_empty(len(rows.tokens), x.shape[1])
+        narrow = factors.to(x.dtype)  # a product of two dtypes would copy the larger one
         for part in how.parts:
             before, low_up = up.of(part, x.index_select(0, rows.tokens[part.rows]))
-            inner = how.function.value(up.scaled(part, before)).mul_(factors[part.rows])
+            inner = how.function.value(up.scaled(part, before)).mul_(narrow[part.rows])
             if down.outputs is None:
                 result, (_, low_down) = None, down.of(part, inner, into=y[part.rows])
             else:
@@ -129,14 +130,15 @@ class _Networks(torch.autograd.Function):
         up, down = how.products(tuple(given))
         tokens = how.rows.tokens
         d_factors, d_x = factors.new_empty(len(tokens)), x.new_empty(len(tokens), x.shape[1])
+        narrow = factors.to(x.dtype)
         for n, part in enumerate(parts):
             here, (before, low_up, result, low_down) = part.rows, kept[4 * n : 4 * n + 4]
             value, pullback = how.function.value_again(up.scaled(part, before))
             grad = down.gradient_before(part, grads[0].index_select(0, tokens[here]), result)
             d_value, d_low = down.gradient_of_inputs(part, grad)
             torch.sum(value * d_value, -1, dtype=d_factors.dtype, out=d_factors[here])
-            down.add_gradients(part, grad, value.mul_(factors[here]), low_down, d_low)
-            d_read = up.gradient_before(part, pullback(d_value.mul_(factors[here])), before)
+            down.add_gradients(part, grad, value.mul_(narrow[here]), low_down, d_low)
+            d_read = up.gradient_before(part, pullback(d_value.mul_(narrow[here])), before)
             _, d_low = up.gradient_of_inputs(part, d_read, into=d_x[here])
             up.add_gradients(part, d_read, x.index_select(0, tokens[here]), low_up, d_low)
         d_weights = d_factors if how.moved is None else d_factors.index_select(0, how.moved)
