@@ -71,5 +71,5 @@ def nearest(name: str, known: Iterable[str], *, also: Iterable[str] = ()) -> str
     names = sorted(known)
     close = [*islice(also, MAX_SUGGESTIONS), *difflib.get_close_matches(name, names, n=1, cutoff=0.5)]
     if close:
-        return f"did you mean {' or '.join(map(repr, close))}?"
+        return f"did you mean {' or '.join(map(repr, dict.fromkeys(close)))}?"
     return f"known: {', '.join(names)}"

@@ -32,12 +32,13 @@ def is_hub_name(name: str) -> bool:
     return name.startswith(PREFIX) and not name.startswith("hf://")
 
 
-def hub_folder(name: str, files: Sequence[str], *, required: str) -> Path:
+def hub_folder(name: str, files: Sequence[str], *, required: str, instead: str = "give a local folder") -> Path:
     """Return a local folder with those of `files` (names or patterns) that a model repository has.
 
-    required: a file or pattern without which a cached copy is not used and the repository is of no use. Raises
-    ConfigError for a malformed name, MachineError if huggingface_hub is missing or the Hub cannot be reached, and
-    DataError if the repository or the required file does not exist or may not be read.
+    required: a file or pattern without which a cached copy is not used and the repository is of no use. instead: what
+    errors propose in place of the Hub. Raises ConfigError for a malformed name, MachineError if huggingface_hub is
+    missing or the Hub cannot be reached, and DataError if the repository or the required file does not exist or may not
+    be read.
     """
     found = _NAME.fullmatch(name)
     if found is None:
@@ -49,8 +50,7 @@ def hub_folder(name: str, files: Sequence[str], *, required: str) -> Path:
         from huggingface_hub import errors, snapshot_download
     except ImportError:
         raise MachineError(
-            f"{name}: the package huggingface_hub is not installed; run `pip install huggingface_hub`, or give a "
-            f"local folder"
+            f"{name}: the package huggingface_hub is not installed; run `pip install huggingface_hub`, or {instead}"
         ) from None
     repository, revision = found["repository"], found["revision"]
     for is_cached in (True, False):
@@ -73,11 +73,11 @@ def hub_folder(name: str, files: Sequence[str], *, required: str) -> Path:
             if is_cached:
                 continue
             raise MachineError(
-                f"{name}: the Hub cannot be reached ({_reason(error)}); connect to a network, or give a local folder"
+                f"{name}: the Hub cannot be reached ({_reason(error)}); connect to a network, or {instead}"
             ) from None
         if any(path.is_file() for path in folder.glob(required)):
             return folder
-    raise DataError(f"{name} has no {required}; give a repository that has one, or a local folder")
+    raise DataError(f"{name} has no {required}; give a repository that has one, or {instead}")
 
 
 def downloaded(name: str, *, weights: bool) -> Path:

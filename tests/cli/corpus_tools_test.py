@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 
 from evaluation.models import plan_of, write_checkpoint
 from tokens.curated import curated, documents
-from trivium.cli import main as entry
 from trivium.cli.corpus import app
 from trivium.corpus.config import ClassifierConfig, CurateConfig
 from trivium.corpus.dedup import deduplicate
@@ -184,14 +183,6 @@ def test_name_of_a_step_is_a_command(stores, words):
     short = call(name, stores / "good", stores / "short", *options)
     assert short == call("step", name, stores / "good", stores / "long", *options)
     assert read_stamp(stores / "short")["verb"] == read_stamp(stores / "long")["verb"]
-
-
-def test_unknown_command_of_the_corpus_names_the_nearest_command_or_step(monkeypatch, capsys):
-    for wrong, meant in (("dedupe", "dedup"), ("harvst", "harvest")):
-        monkeypatch.setattr(sys, "argv", ["trivium", "corpus", wrong])
-        with pytest.raises(SystemExit):
-            entry.main()
-        assert f"'{wrong}': no such command; did you mean '{meant}'?" in capsys.readouterr().err
 
 
 def test_dry_run_of_a_harvest_has_at_most_40_lines(tmp_path):

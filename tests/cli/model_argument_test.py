@@ -81,6 +81,27 @@ def test_a_folder_without_weights_has_settings_and_cannot_be_asked(root: Path, t
         asked_model(str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("file", "told"),
+    [
+        ("story.txt", r"story.txt is text, which --data takes, and no model; give a"),
+        ("weights.pt", r"weights.pt is a file and no model; give a"),
+        ("hf/config.json", r"hf/config.json is one file of a model, whose folder is hf; give a"),
+    ],
+)
+def test_a_file_that_is_no_model_is_refused_by_what_it_is(root: Path, tmp_path: Path, monkeypatch, file, told) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(root / "hf", "hf")
+    Path(file).touch()
+    with pytest.raises(ConfigError, match=told):
+        resolve(Given(file))
+    with pytest.raises(DataError, match=told):
+        asked_model(file)
+    Path("empty").mkdir()
+    with pytest.raises(ConfigError, match="the folder empty contains no config.json of Hugging Face, no checkpoint"):
+        resolve(Given("empty"))
+
+
 def test_a_name_without_weights_is_refused_where_weights_are_needed(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError, match="llama-3-8b does not exist here.*weights are hf:meta-llama/Meta-Llama-3-8B"):

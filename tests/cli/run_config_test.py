@@ -91,6 +91,13 @@ def test_every_value_tells_where_it_came_from():
     assert found.keys() == dict(leaves(to_tree(resolve(Given("demo", ("plan.batch.ramp=null",)))))).keys()
 
 
+def test_ranks_without_a_ready_layout_are_refused_with_settings_that_work():
+    with pytest.raises(ConfigError) as caught:
+        resolve(Given("demo", ranks=2))
+    (data,) = re.findall(r"for 2, give --ranks 1 --set (\S+), or", str(caught.value))
+    assert resolve(Given("demo", (data,), ranks=1)).checked().plan.layout.world_size == 2
+
+
 def test_an_override_beats_ranks_and_ranks_beat_the_preset():
     given = Given("demo", ("plan.layout.data=1", "plan.layout.tensor=1"), ranks=8)
     assert resolve(given).plan.layout.world_size == 2

@@ -109,10 +109,12 @@ def test_all_sizes_read_the_same_batches_and_an_interrupted_suite_goes_on(
 
 
 def test_a_suite_without_data_or_of_other_data_is_refused_before_anything_is_written(call, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("Some words.\n\n" * 200)
     for words, code, says in (
         ([], 2, "--data is missing"),
         (["--data", "nowhere"], 4, "nowhere does not exist"),
         (["--sizes", "144m"], 2, "did you mean '14m'"),
+        (["--data", "text.txt", "--set", "tokens.tokenizer=hf:org"], 2, "hf:ORG/NAME"),
     ):
         ended = call(*WORDS[:2], *(words if "--sizes" in words else [*WORDS[2:], *words]))
         assert ended.returncode == code and says in ended.stderr

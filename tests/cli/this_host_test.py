@@ -39,6 +39,21 @@ def test_the_command_that_a_refusal_names_has_the_text_to_train_on(call, monkeyp
     assert f"settings that work here: trivium train --data {text} --out" in refused.stderr
 
 
+@pytest.mark.parametrize(
+    "verb", ["suite pythia --sizes 14m,31m", "recipes run books-124m"], ids=lambda verb: verb.split()[0]
+)
+def test_a_command_whose_argument_names_the_model_is_named_with_it(call, monkeypatch, verb, tmp_path):
+    monkeypatch.setattr(this_host, "memory_bytes", lambda: LAPTOP.memory_bytes)
+    monkeypatch.setattr(this_host, "cores", lambda: LAPTOP.cores)
+    (tmp_path / "text.txt").write_text("Some words.\n\n" * 20000)
+    refused = call(*verb.split(), "--data", "text.txt", "--out", "run", "--set", "tokens.tokenizer=gpt2")
+    assert refused.returncode == MachineError.exit_code and not (tmp_path / "run").exists()
+    typed = next(line for line in refused.stderr.splitlines() if "settings that work" in line)
+    command = typed.partition("work here: trivium ")[2]
+    assert command.startswith(f"{verb} --data text.txt --out run ") and "--preset" not in command
+    assert call(*shlex.split(command), "--dry-run").returncode == 0
+
+
 def test_a_training_is_refused_before_anything_is_written(call, monkeypatch, tmp_path):
     monkeypatch.setattr(this_host, "memory_bytes", lambda: 1 << 20)
     assert call("demo", "--out", str(tmp_path / "run")).returncode == MachineError.exit_code

@@ -79,6 +79,13 @@ def test_text_smaller_than_a_batch_is_refused_before_any_work(call, tmp_path, wo
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
+def test_empty_files_are_called_empty(call, tmp_path):
+    (tmp_path / "empty.txt").touch()
+    ended = call("train", "--data", "empty.txt", "--out", "run", *SETS)
+    assert ended.returncode == 4 and "--data empty.txt has no text: 1 empty file; " in ended.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["empty.txt"]
+
+
 def test_tokens_that_cannot_fill_a_batch_are_refused(tmp_path):
     config = open_run(tmp_path, given_for(tmp_path, "demo", SMALL, 1)).config
     check_batch(config, 128, "tokens")

@@ -89,6 +89,21 @@ def test_an_option_of_another_command_is_told_with_that_command(call, words, oth
     assert code == 2 and f"{words[1]}: no such option; {others}" in told and "did you mean" not in told
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["trian"], "did you mean 'train'?"),
+        (["corpus", "harvst"], "did you mean 'harvest'?"),
+        (["corpus", "dedupe"], "did you mean 'dedup'?"),  # a step
+        (["checkpoint", "list"], "did you mean 'show'?"),  # whose help begins with "List"
+        (["checkpoint", "qqq"], "known: average, export, import, "),
+    ],
+)
+def test_unknown_command_names_the_nearest_by_its_name_or_its_help(call, words, told):
+    code, printed = call(*words)
+    assert code == 2 and f"'{words[-1]}': no such command; {told}" in printed
+
+
 def test_unknown_option_proposes_no_field_where_set_is_not_accepted(call):
     assert "`trivium doctor --help` lists" in call("doctor", "--learning-rate", "3")[1]
     code, told = call("train", "--\x1b[2J")

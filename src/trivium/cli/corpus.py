@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trivium.cli.corpus_tools import against, show, step, step_names
+from trivium.cli.ending import refuse_unknown
 from trivium.cli.model_argument import MODELS
 from trivium.cli.options import (
     CURATES,
@@ -35,7 +36,7 @@ from trivium.cli.stage import CORPUS_PATH, Result, Run, Stage, is_current, perfo
 from trivium.cli.tokenize import ENGINES, Workers, chosen_engine, tokenizing
 from trivium.config import differences, first_lines, preset_names, shipped
 from trivium.corpus.config import STORIES
-from trivium.errors import DataError, nearest
+from trivium.errors import DataError
 from trivium.progress import Progress
 from trivium.provenance import file_sha256, fingerprint, read_stamp, work_of
 from trivium.units import counted, format_bytes, listed
@@ -73,9 +74,7 @@ class _Corpus(Group):
         """Put `step` before the name of a step."""
         if args[0] in self.commands:
             return super().resolve_command(ctx, args)
-        steps = step_names()
-        if args[0] not in steps and not ctx.resilient_parsing:
-            ctx.fail(f"'{args[0]}': no such command; {nearest(args[0], (*self.commands, *steps))}")
+        refuse_unknown(ctx, args[0], self.commands, step_names())
         return super().resolve_command(ctx, ["step", *args])
 
 

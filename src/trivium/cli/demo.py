@@ -14,29 +14,17 @@ from trivium.cli.doctor import examine
 from trivium.cli.ending import apart
 from trivium.cli.evaluate import EVALUATE
 from trivium.cli.generate import GENERATE, SAMPLES
-from trivium.cli.options import (
-    DEFAULT_OUT,
-    Corpus,
-    DryRun,
-    Out,
-    Preset,
-    Ranks,
-    Sets,
-    check_filters,
-    given_for,
-    harvesting,
-    open_run,
-)
+from trivium.cli.options import DEFAULT_OUT, Corpus, DryRun, Out, Preset, Ranks, Sets, given_for, open_run
 from trivium.cli.plan import PLAN
 from trivium.cli.price import NOTHING_DONE, AnyMachine, dry_run_lines
 from trivium.cli.prove import PROVE
 from trivium.cli.report import make_report
-from trivium.cli.run_config import resolve
 from trivium.cli.settings import App, shows
 from trivium.cli.show import say, seconds_line
 from trivium.cli.stage import Run, Stage, perform
 from trivium.cli.tokenize import TOKENIZE
 from trivium.cli.train import TRAIN, check_host
+from trivium.cli.train_data import check_text
 from trivium.errors import ConfigError, nearest
 from trivium.untrusted import read_json
 
@@ -68,7 +56,6 @@ def demo(
     if start is not None and start not in NAMES:
         raise ConfigError(f"--from {start}: there is no such stage; {nearest(start, NAMES)}")
     given = given_for(out, preset, sets, ranks)
-    check_filters(sets, resolve(given).curate)
     if dry_run:
         lines, problems = dry_run_lines(given)
         for line in lines:
@@ -76,11 +63,11 @@ def demo(
         if problems:
             raise ConfigError("\n".join(problems))
     run = moving(open_run(out, given, corpus=corpus), sets, ranks)
-    harvesting("demo", run.corpus).check(sets)
-    TOKENIZE.check(run, "anew")  # before what is done for it
+    check_text(run, "demo", sets)
     run = replace(run, tokens=None)  # it makes its own, whatever was trained here before
     trains_anew = start is not None and NAMES.index(start) <= NAMES.index(TRAIN.name)
-    check_host(run, given, insists=any_machine, redo=trains_anew, words=("demo",))
+    words = ("demo", *(() if corpus is None else ("--data", corpus)))
+    check_host(run, given, insists=any_machine, redo=trains_anew, words=words)
     if dry_run:
         say(NOTHING_DONE)
         return

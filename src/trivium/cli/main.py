@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from trivium import __version__
-from trivium.cli.ending import ended_in_order, leave_exit_code, told, usage_errors_told
+from trivium.cli.ending import ended_in_order, leave_exit_code, refuse_unknown, told, usage_errors_told
 from trivium.jsonlines import text_lines
 from trivium.mkl import prefer_fast_kernels
 from trivium.training.supervision.preemption import BY_SCHEDULERS, held_back
@@ -106,6 +106,7 @@ class LazyVerbs(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The verb's own command in place of the line that stands for it in the list."""
+        refuse_unknown(ctx, args[0], self.commands)
         name, command, rest = super().resolve_command(ctx, args)
         verb = next((v for v in VERBS if v.name == name), None)
         if verb is not None:

@@ -1,5 +1,6 @@
 """The models that a user may name, for every command and option."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -34,10 +35,10 @@ def model_named(name: str) -> Model:
     """Return what a name stands for where a model's settings are needed. Raises ConfigError for anything else."""
     if is_hub_name(name):
         return Model("folder", str(downloaded(name, weights=False)))
-    if name in preset_names() or name.endswith((".yaml", ".yml", ".json")):
+    path = Path(name)
+    if name in preset_names() or (name.endswith((".yaml", ".yml", ".json")) and not _is_part_of_model(path)):
         return Model("config", name)
     try:
-        path = Path(name)
         if describes_model(path):
             return Model("folder", name)
         if (path / "config.json").is_file():
@@ -48,6 +49,8 @@ def model_named(name: str) -> Model:
             return Model("checkpoint", str(found)) if settings is None else Model("config", str(settings))
     except (OSError, ValueError):  # a name of thousands of characters, or one with a NUL
         return Model("config", name)  # the config rejects it
+    if path.exists():
+        raise ConfigError(f"{_no_model(path)}; give {MODELS}")
     raise ConfigError(f"there is no preset '{shown(name)}'; {_nearest(name)}")
 
 
@@ -71,6 +74,8 @@ def asked_model(value: str | Path) -> Path:
             f"{path} has the config.json of a Hugging Face model and no .safetensors files, and the weights are needed "
             f"here; download them into it: `hf download ORG/NAME --local-dir {path}`"
         )
+    if path.is_file():
+        raise DataError(f"{_no_model(path)}; give {_WITH_WEIGHTS}")
     if path.exists():
         return path
     if name in preset_names():
@@ -117,6 +122,25 @@ def is_asked(place: Path) -> bool:
     """Whether a model with weights is no training of a run: a checkpoint, a folder of them, a Hugging Face folder, or a
     run that has only imported weights."""
     return describes_model(place) or (_checkpoint_of(place) is not None and not published(Workspace(place).checkpoints))
+
+
+def _is_part_of_model(path: Path) -> bool:
+    """Return whether a file lies in a folder of Hugging Face."""
+    with suppress(OSError, ValueError):  # a name of thousands of characters, or one with a NUL
+        return path.is_file() and describes_model(path.parent)
+    return False
+
+
+def _no_model(path: Path) -> str:
+    """Return what a path that exists is, if it is no model."""
+    if _is_part_of_model(path):
+        return f"{path} is one file of a model, whose folder is {path.parent}"
+    if path.is_file():
+        from trivium.corpus.read.files import SUFFIXES
+
+        is_text = path.name.lower().endswith(SUFFIXES)
+        return f"{path} is {'text, which --data takes,' if is_text else 'a file'} and no model"
+    return f"the folder {path} contains no config.json of Hugging Face, no checkpoint and no run"
 
 
 def _nearest(name: str) -> str:

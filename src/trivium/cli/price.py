@@ -90,6 +90,7 @@ def setting_lines(config: RunConfig) -> list[str]:
 NOTHING_DONE = "nothing was started or written"  # the last line of a dry run
 LINE_COLUMNS, SECTION_COLUMNS, VALUE_COLUMNS = 116, 22, 50  # widths of the list of settings
 MOST_SETTING_LINES = 12
+WITHOUT_PRESET = ("recipes", "suite", "tune")  # commands whose model is named by their arguments
 TRAINED = ("seed", "plan.", "training.")  # settings whose options every command that trains has
 SMI_SECONDS = 2.0  # nvidia-smi takes half a second
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -188,7 +189,7 @@ def _changed(given: Given, change: Change) -> Given:
 def _command(words: Sequence[str], given: Given) -> str:
     """Return the command as it is typed, in few words."""
     ranks = [] if given.ranks is None else ["--ranks", str(given.ranks)]
-    preset = [] if given.defaults else ["--preset", given.preset]  # for commands without --model
+    preset = [] if words[0] in WITHOUT_PRESET else ["--preset", given.preset]
     options = {setting.path: setting.option for setting in settings_of(RunConfig, TRAINED) if not setting.is_switch}
     sets: list[str] = []
     for each in _effective(given):

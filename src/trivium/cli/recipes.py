@@ -19,6 +19,7 @@ from trivium.cli.show import percent, say, table
 from trivium.cli.stage import perform
 from trivium.cli.tokenize import TOKENIZE
 from trivium.cli.train import TRAIN, check_host
+from trivium.cli.train_data import check_text
 from trivium.config import leaves, parse_assignments
 from trivium.cost.estimate import estimate
 from trivium.errors import ConfigError, TriviumError
@@ -87,7 +88,7 @@ def run(
         say(host_lines(given, resolve(given).training.steps, ["recipes", "run", name], insists=True)[0])
         say(NOTHING_DONE)
         return
-    _perform(name, recipe, given, data, out or Path("runs") / name, any_machine=any_machine)
+    _perform(name, recipe, given, data, out or Path("runs") / name, sets, any_machine=any_machine)
     curve = _curve(name, out or Path("runs") / name, resolve(given))
     if check and band is not None:
         _check(band, curve)
@@ -106,12 +107,16 @@ def _refuse_other_settings(sets: list[str] | None) -> None:
         )
 
 
-def _perform(name: str, recipe: Recipe, given: Given, data: str | None, out: Path, *, any_machine: bool) -> None:
+def _perform(
+    name: str, recipe: Recipe, given: Given, data: str | None, out: Path, sets: list[str] | None, *, any_machine: bool
+) -> None:
     made = open_run(out, given, corpus=data or recipe.data)
     if made.corpus is None:
         raise ConfigError(f"--data is missing: {name} trains on {recipe.text}; give its path")
     made = replace(made, tokens=None)  # a recipe makes its own
-    check_host(made, given, insists=any_machine)
+    check_text(made, "recipes run", sets)
+    words = ("recipes", "run", name, *(() if data is None else ("--data", data)))
+    check_host(made, given, insists=any_machine, words=words)
     for stage in STAGES:
         perform(stage, made)
     make_report(made.at)

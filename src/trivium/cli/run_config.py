@@ -177,9 +177,10 @@ def origins(given: Given) -> dict[str, str]:
 def ranks_tree(ranks: int) -> Tree:
     """Return the ready-made layout for `ranks` processes as overrides. The whole training keeps it."""
     if ranks not in LAYOUTS:
+        here = f"for {ranks}, give --ranks 1 --set plan.layout.data={ranks}" if ranks > 1 else "give one of them"
         raise ConfigError(
-            f"--ranks {ranks}: there are ready layouts for {', '.join(map(str, LAYOUTS))} ranks; for another number "
-            f"give --set plan.layout.tensor=… --set plan.layout.pipeline=… --set plan.layout.data=…"
+            f"--ranks {ranks}: there are ready layouts for {', '.join(map(str, LAYOUTS))} ranks; {here}, or leave "
+            f"--ranks out and set plan.layout.tensor, plan.layout.pipeline and plan.layout.data"
         )
     return {"plan": LAYOUTS[ranks], "training": {"fastest_after": 0}}
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_o
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from trivium.cli.ending import refuse_unknown
 from trivium.config import Config, kinds_at, short_options
 
 SETS = "--set"
@@ -206,6 +207,11 @@ class Group(_WithSettings, TyperGroup):
         """Write the group's own options, those of fields, and the commands."""
         _write_options(self, ctx, formatter)
         self.format_commands(ctx, formatter)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that is called. Fails with the nearest for one that does not exist."""
+        refuse_unknown(ctx, args[0], self.commands)
+        return super().resolve_command(ctx, args)
 
 
 class App(typer.Typer):

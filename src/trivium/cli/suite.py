@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,20 +9,20 @@ import typer
 
 from trivium.cli.benchmarks import Asked, about_checkpoint, rows_of
 from trivium.cli.bias import open_writer
-from trivium.cli.corpus import CURATE, HARVEST
 from trivium.cli.options import DryRun, Out, Ranks, Sets, open_run
-from trivium.cli.price import NOTHING_DONE, AnyMachine, machine_of
+from trivium.cli.price import NOTHING_DONE, AnyMachine, host_lines, machine_of
 from trivium.cli.run_config import Given, RunConfig, resolve
 from trivium.cli.settings import App, shows
 from trivium.cli.show import progress_of, say, table
 from trivium.cli.stage import Run, perform
-from trivium.cli.tokenize import TOKENIZE
-from trivium.cli.train import TRAIN, check_host
+from trivium.cli.train import TRAIN, steps_left
+from trivium.cli.train_data import prepare, tokens_at
 from trivium.cli.workspace import Workspace, read_result
-from trivium.config import leaves, parse_assignments
+from trivium.config import merge, parse_assignments
 from trivium.errors import ConfigError, DataError
 from trivium.provenance import fingerprint, write_json, write_whole
 from trivium.suite import family
+from trivium.tokens.tokenizer import FILE
 from trivium.units import counted, format_bytes, format_count, format_seconds, listed
 
 if TYPE_CHECKING:
@@ -67,16 +66,25 @@ def suite(
         for line in _price_lines(configs):
             say(line)
         return
-    tokens = _tokens(data, out, next(iter(givens.values())))
-    given_tokenizer = tokens / "tokenizer.json"
+    words = ["suite", name, "--sizes", sizes, *(() if data is None else ("--data", data)), "--out", str(out)]
+    tokens = _tokens_of(data, out)
+    if tokens is None:
+        planned = {size: open_run(out / size, given) for size, given in givens.items()}
+        _host_lines(planned, givens, words, insists=any_machine)  # rejects a training before the text is prepared
+        made = out / DATA
+        prepare(made, next(iter(givens.values())), data, sets, dry_run=False, verb="suite")
+        tokens = made / "tokens"
+    given_tokenizer = tokens / FILE
     if given_tokenizer.is_file():  # the published models have more rows than their tokenizer has ids
-        stated = f"tokens.tokenizer={given_tokenizer.absolute()}"
-        givens = {s: with_defaults(g, [stated]) for s, g in givens.items()}
+        stated = {"tokens": {"tokenizer": str(given_tokenizer.absolute())}}
+        givens = {s: g._replace(defaults=merge(g.defaults, stated)) for s, g in givens.items()}
     runs = {size: open_run(out / size, given, tokens=tokens) for size, given in givens.items()}
     questions = {size: _questions(run) for size, run in runs.items()}  # rejects questions before training
+    lines = _host_lines(runs, givens, words, insists=any_machine)
     for size, run in runs.items():
         say(f"{name}-{size}:")
-        check_host(run, givens[size], insists=any_machine)
+        for line in lines[size]:
+            say(line)
         perform(TRAIN, run)
     # Only now: ranks are forked, which is impossible once this process has used a GPU.
     for size, run in runs.items():
@@ -86,19 +94,12 @@ def suite(
     say(f"  {page} and suite.json")
 
 
-def with_defaults(given: Given, defaults: Sequence[str]) -> Given:
-    """Return what was given, with those of the defaults whose fields were not given."""
-    stated = {path for path, _ in leaves(parse_assignments(given.assignments, RunConfig))}
-    more = tuple(each for each in defaults if each.partition("=")[0] not in stated)
-    return Given(given.preset, (*given.assignments, *more), given.ranks)
-
-
 def _given(preset: str, sets: Sequence[str], ranks: int | None) -> Given:
     """Return the settings of a size: its preset, the user's, and what follows from the length of the training."""
     given = Given(preset, tuple(sets), ranks)
     config = resolve(given)
     follows = [f"{path}={value}" for path, value in family.schedule(config.plan, config.training.steps).items()]
-    return with_defaults(given, [*follows, "bias.analyses=[association]"])
+    return given._replace(defaults=parse_assignments([*follows, "bias.analyses=[association]"], RunConfig))
 
 
 def _orders(configs: Mapping[str, RunConfig]) -> dict[str, Any]:
@@ -108,6 +109,18 @@ def _orders(configs: Mapping[str, RunConfig]) -> dict[str, Any]:
 def _refuse_other_order(configs: Mapping[str, RunConfig]) -> None:
     if problems := family.order_problems(_orders(configs)):
         raise ConfigError("\n".join(problems))
+
+
+def _host_lines(
+    runs: Mapping[str, Run], givens: Mapping[str, Given], words: Sequence[str], *, insists: bool
+) -> dict[str, list[str]]:
+    """Return what each size takes on this host, if it has steps left. The largest is examined first, so that the
+    settings that a refusal proposes suit all sizes."""
+    left = {size: steps_left(run) for size, run in runs.items()}
+    return {
+        size: host_lines(givens[size], left[size], words, insists=insists) if left[size] else []
+        for size in reversed(runs)
+    }
 
 
 def _steps(config: RunConfig) -> list[int]:
@@ -142,20 +155,14 @@ def _price_lines(configs: Mapping[str, RunConfig]) -> list[str]:
     ]
 
 
-def _tokens(data: str | None, out: Path, given: Given) -> Path:
-    """Return the folder of tokens for all sizes; text is curated and tokenized once, in the suite's own folder."""
-    from trivium.tokens.manifest import MANIFEST
-
-    made = Workspace(out / DATA)
-    if data is None and not made.config.is_file():
+def _tokens_of(data: str | None, out: Path) -> Path | None:
+    """Return the folder of tokens that --data names; None for text, which is curated and tokenized once, in the suite's
+    own folder."""
+    if data is not None:
+        return tokens_at(data)
+    if not Workspace(out / DATA).config.is_file():
         raise ConfigError(f"--data is missing: {out} has no tokens yet; name a folder of token shards, or text")
-    for tokens in [] if data is None else [Path(data), Path(data) / "tokens"]:
-        if (tokens / MANIFEST).is_file():
-            return tokens
-    run = replace(open_run(made.root, given, corpus=data), tokens=None)
-    for stage in (HARVEST, CURATE, TOKENIZE):
-        perform(stage, run)
-    return made.folder("tokens")
+    return None
 
 
 def _examine(run: Run, questions: "Questions") -> None:

@@ -190,7 +190,7 @@ def would(out: Path, given: Given, tokens: Path | None) -> list[str]:
 def check_host(run: Run, given: Given, *, insists: bool, redo: bool = False, words: Sequence[str] = ("train",)) -> None:
     """Say what the rest of the training takes on this host; MachineError if it cannot run here. words: how the command
     begins."""
-    if steps := _steps_left(run, redo=redo):
+    if steps := steps_left(run, redo=redo):
         words = [*words] if run.at.root == DEFAULT_OUT else [*words, "--out", str(run.at.root)]
         if run.folder("tokens") != run.at.folder("tokens"):
             words += ["--tokens", str(run.folder("tokens"))]
@@ -198,7 +198,7 @@ def check_host(run: Run, given: Given, *, insists: bool, redo: bool = False, wor
             say(line)
 
 
-def _steps_left(run: Run, *, redo: bool) -> int:
+def steps_left(run: Run, *, redo: bool = False) -> int:
     """Return how many steps the training has still to do; all of them where it has no tokens yet."""
     from trivium.checkpoint.format import step_of
     from trivium.tokens.manifest import MANIFEST

@@ -12,6 +12,7 @@ from trivium.cli.show import say
 from trivium.cli.stage import Run, perform
 from trivium.cli.tokenize import TOKENIZE, check_batch
 from trivium.errors import DataError
+from trivium.units import counted
 
 # A byte-level tokenizer makes at most one token of a byte. Ends of documents add far less than this.
 _MOST_TOKENS_PER_BYTE, _MOST_TOKENS_PER_FILE = 1.01, 8
@@ -43,20 +44,19 @@ def pairs_at(data: str) -> list[str]:
     return [one for one in stems if Path(f"{one}.bin").is_file()]
 
 
-def prepare(out: Path, given: Given, data: str, sets: list[str] | None, *, dry_run: bool) -> None:
+def prepare(
+    out: Path, given: Given, data: str | None, sets: list[str] | None, *, dry_run: bool, verb: str = "train"
+) -> None:
     """Do everything that is missing between the data and the training. Finished work is not repeated.
 
-    Raises DataError before any work for text that cannot fill a batch.
+    data: None for the text of which `out` was made. Raises DataError before any work for text that cannot fill a batch.
     """
-    if pairs := pairs_at(data):
+    if data is not None and (pairs := pairs_at(data)):
         if not dry_run:
             adopt_into(out, given, pairs)
         return
     run = open_run(out, given, corpus=data)
-    harvesting("train", run.corpus).check(sets)
-    check_filters(sets, run.config.curate)
-    TOKENIZE.check(run, "anew")  # before what is done for it
-    _refuse_too_little(run)
+    check_text(run, verb, sets)
     if dry_run:
         for line in listed_files(run, most=3):  # beside the price, in 40 lines
             say(line)
@@ -69,13 +69,26 @@ def prepare(out: Path, given: Given, data: str, sets: list[str] | None, *, dry_r
         say(line)
 
 
+def check_text(run: Run, verb: str, sets: list[str] | None) -> None:
+    """Raise what would make the way from text to tokens fail, before any of it is walked: settings that the command
+    does not read, a tokenizer that cannot be used, and text that cannot fill a batch."""
+    harvesting(verb, run.corpus).check(sets)
+    check_filters(sets, run.config.curate)
+    TOKENIZE.check(run, "anew")
+    _refuse_too_little(run)
+
+
 def _refuse_too_little(run: Run) -> None:
     """Raise DataError for unpacked files that are too small for a batch, whatever curation keeps of them."""
     from trivium.corpus.read.files import LINES, PAGES, TEXTS, states_of
 
-    if run.corpus is None:
-        raise AssertionError("--data was given")
+    if run.corpus is None:  # the text that the package ships
+        return
     files = states_of(run.corpus)
     if all(str(name).lower().endswith((*PAGES, *LINES, *TEXTS)) and size is not None for name, size, *_ in files):
+        if not any(size for _, size, *_ in files):
+            raise DataError(
+                f"--data {run.corpus} has no text: {counted(len(files), 'empty file')}; give files with text"
+            )
         most = int(sum(size for _, size, *_ in files) * _MOST_TOKENS_PER_BYTE) + _MOST_TOKENS_PER_FILE * len(files)
         check_batch(run.config, most, f"--data {run.corpus}: this text, with at most a token for a byte,")

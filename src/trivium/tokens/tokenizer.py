@@ -431,7 +431,10 @@ def _named_panics() -> Iterator[None]:
 
 def tokenizer_file(place: str) -> Path:
     """Return the file of a tokenizer that is no name: the place itself, or the file in a folder or in a repository."""
-    path = hub_folder(place, (FILE, CONFIG, MAP, GENERATION), required=FILE) if is_hub_name(place) else Path(place)
+    path = Path(place)
+    if is_hub_name(place):
+        instead = f"give a local {FILE} or its folder: --set tokens.tokenizer=PATH"
+        path = hub_folder(place, (FILE, CONFIG, MAP, GENERATION), required=FILE, instead=instead)
     return path / FILE if path.is_dir() else path
 
 
