@@ -207,6 +207,15 @@ def test_wrong_type_shows_path_value_and_rule():
     assert text.startswith("batch.sequences is 'many'; it must be a valid integer")
 
 
+def test_alternatives_of_a_field_are_one_problem_at_its_path():
+    with pytest.raises(ConfigError) as caught:
+        build(TrainingConfig, {"milestones": "x", "steps": 0})
+    assert str(caught.value).splitlines() == [
+        "steps is 0; it must be greater than or equal to 1",
+        "milestones is 'x'; it must be 'none' or 'pythia', or a valid integer",
+    ]
+
+
 def test_all_problems_are_reported_together():
     lines = fails({"sed": 1, "batch": {"sequences": "many", "ramp": {"start": 0}}}).splitlines()
     assert [line.split()[0].rstrip(":") for line in sorted(lines)] == ["batch.ramp.start", "batch.sequences", "sed"]

@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import resources
@@ -306,7 +307,11 @@ def build(model: type[ModelT], tree: Mapping[str, Any]) -> ModelT:
         return build(model, counted)
     problems = [e for e in found if not _follows(e, found)]
     more = [f"and {len(problems) - MAX_LISTED_PROBLEMS:,} more problems"] if len(problems) > MAX_LISTED_PROBLEMS else []
-    raise ConfigError("\n".join([*(_explain(model, e) for e in problems[:MAX_LISTED_PROBLEMS]), *more]))
+    told: dict[str, str] = {}
+    for e in problems[:MAX_LISTED_PROBLEMS]:
+        about, must, rule = _explain(model, e).partition(_MUST)
+        told[about] = f"{told[about]}, or {rule}" if about in told else about + must + rule
+    raise ConfigError("\n".join([*told.values(), *more]))
 
 
 def build_named(model: type[ModelT], tree: Mapping[str, Any], name: str) -> ModelT:
@@ -500,6 +505,8 @@ def _follows(error: Any, found: Iterable[Any]) -> bool:
     return error["type"] == "too_short" and any(e["loc"][:-1] == loc for e in found)
 
 
+_ALTERNATIVE = re.compile(r"(literal|constrained|function)[-\[]")  # how pydantic calls one of a union, after the path
+_MUST = "; it must be "
 _PARTS = {"too_short": "item", "string_too_short": "character"}  # the parts of a value that is too short
 
 
@@ -508,7 +515,7 @@ def _shown_value(value: Any) -> str:
 
 
 def _explain(model: type[Config], error: Any) -> str:
-    path = shown(".".join(map(str, error["loc"])))
+    path = shown(".".join(part for part in map(str, error["loc"]) if not _ALTERNATIVE.match(part)))
     value = error.get("input")
     told = _shown_value(value)
     if error["type"] == "extra_forbidden":
@@ -532,7 +539,7 @@ def _explain(model: type[Config], error: Any) -> str:
     if error["type"] == "string_type":
         return f"{path} is {told}; it must be text: put it in quotes"
     law = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    return f"{path} is {told}: {law}" if error["type"] == "value_error" else f"{path} is {told}; it must be {law}"
+    return f"{path} is {told}: {law}" if error["type"] == "value_error" else f"{path} is {told}{_MUST}{law}"
 
 
 def _with(node: Any, path: Sequence[str | int], value: Any) -> Any:

@@ -311,6 +311,8 @@ def _alone_in(partial: Path, directory: Path) -> Iterator[None]:
     except (FileNotFoundError, FileExistsError):
         # The other process has just published or removed the folder. If that happens within mkdir(), the folder
         # exists when it is created and is gone when it is checked.
+        if not partial.parent.is_dir():
+            raise
         raise held from None
     try:
         if not _locks(descriptor) or not _is_at(descriptor, partial / LOCK):

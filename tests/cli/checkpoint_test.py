@@ -184,6 +184,11 @@ def test_an_average_is_exported_and_its_steps_are_named(call, run: Path) -> None
     assert call("average", "10", "20", "--to", str(run / "again"))[0] == 5
 
 
+def test_export_of_the_arguments_in_the_other_order_names_the_right_one(call, run: Path) -> None:
+    code, told = call("export", str(run), str(run / "new"))
+    assert code == 2 and f"`trivium checkpoint export NEW {run}`" in told
+
+
 def test_export_and_import_go_round(call, run: Path) -> None:
     assert call("export", str(run / "hf"), "20")[0] == 0
     code, told = call("import", str(run / "hf"))

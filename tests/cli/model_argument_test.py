@@ -102,6 +102,25 @@ def test_a_file_that_is_no_model_is_refused_by_what_it_is(root: Path, tmp_path: 
         resolve(Given("empty"))
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("corpus", "harvest", "--preset", "demo", "--data", "text.txt", "--out", "hf"),
+        ("report", "hf"),
+        ("checkpoint", "import", "hf", "--out", "hf"),
+        ("checkpoint", "import", "hf", "--to", "hf"),
+    ],
+    ids=" ".join,
+)
+def test_a_hugging_face_folder_is_no_run_directory_and_stays_as_it_is(words, call, root: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("Some words.\n\n" * 200)
+    folder = shutil.copytree(root / "hf", tmp_path / "hf")
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    ended = call(*words)
+    assert ended.returncode == 2 and "hf is a folder of Hugging Face, and a run directory is needed" in ended.stderr
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
 def test_a_name_without_weights_is_refused_where_weights_are_needed(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError, match="llama-3-8b does not exist here.*weights are hf:meta-llama/Meta-Llama-3-8B"):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trivium.cli.model_argument import asked_model, model_path
-from trivium.cli.options import DEFAULT_OUT, AskedAdapter, Out, directory_of, refuse_given
+from trivium.cli.options import DEFAULT_OUT, AskedAdapter, Out, directory_of, refuse_given, refuse_model_folder
 from trivium.cli.paths import local_path
 from trivium.cli.settings import App
 from trivium.cli.show import layout_text, say, table
@@ -244,9 +244,14 @@ def export_(
     ] = None,
 ) -> None:
     """Write a checkpoint as a Hugging Face folder of its architecture, with tokenizer; its logits are checked."""
+    from trivium.checkpoint.format import MANIFEST
     from trivium.interchange.export import export_hf
     from trivium.interchange.target import opened, tokenizer_near
 
+    if (folder / MANIFEST).is_file() or Workspace(folder).saved.is_dir():
+        raise ConfigError(
+            f"DIR {folder} has checkpoints, and the new folder comes first: `trivium checkpoint export NEW {folder}`"
+        )
     if form not in FORMATS:
         raise ConfigError(f"--format {form}: there is no such format; {nearest(form, FORMATS)}")
     if form == "peft":
@@ -290,6 +295,7 @@ def import_(
     from trivium.interchange.bring import import_hf, tokenizer_files
     from trivium.interchange.target import base_and_adapter, import_adapted
 
+    refuse_model_folder(to or out)
     (folder, adapter), root = base_and_adapter(asked_model(folder), adapter), to or out / "imported"
     refuse_preset(root)
     path = import_hf(folder, root) if adapter is None else import_adapted(folder, adapter, root)

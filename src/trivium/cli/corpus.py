@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trivium.cli.commands import refuse_unknown
 from trivium.cli.corpus_tools import against, show, step, step_names
-from trivium.cli.ending import refuse_unknown
 from trivium.cli.model_argument import MODELS
 from trivium.cli.options import (
     CURATES,

@@ -8,6 +8,7 @@ import typer
 
 from trivium.cli import checkpoint
 from trivium.cli.checkpoint import Json
+from trivium.cli.model_argument import is_asked
 from trivium.cli.options import DEFAULT_OUT, Out
 from trivium.cli.paths import local_path
 from trivium.cli.run_config import Given, resolve
@@ -41,10 +42,6 @@ def diff(
 
     A run's directory next to a checkpoint stands for its newest one, and next to a config for its config.
     """
-    if checkpoint.names_one(a) or checkpoint.names_one(b):
-        if checkpoint.compare(a, b, out, json):
-            raise typer.Exit(1)
-        return
     one, two = local_path(a), local_path(b)
     for place in (one, two):
         if describes_model(place):
@@ -52,6 +49,10 @@ def diff(
                 f"{place} is a folder of Hugging Face, and checkpoints are compared: "
                 f"`{shlex.join(['trivium', 'checkpoint', 'import', str(place), '--to', 'DIR'])}` writes one of it"
             )
+    if checkpoint.names_one(a) or checkpoint.names_one(b) or (is_asked(one) and is_asked(two)):
+        if checkpoint.compare(a, b, out, json):
+            raise typer.Exit(1)
+        return
     lines = _corpora(one, two) if one.is_dir() and two.is_dir() else _configs(a, b)
     if json is not None:
         write_json(json, {"differences": lines})

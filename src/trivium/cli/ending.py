@@ -6,7 +6,7 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from multiprocessing import get_context
@@ -16,8 +16,8 @@ from types import FrameType
 from typing import Any
 
 from trivium.checkpoint.durable import remedy_of
-from trivium.errors import NOT_WORTH_REPEATING, DataError, MachineError, TriviumError, error_of, nearest
-from trivium.units import plain, shown
+from trivium.errors import NOT_WORTH_REPEATING, DataError, MachineError, TriviumError, error_of
+from trivium.units import plain
 
 
 def told(error: BaseException) -> TriviumError:
@@ -187,18 +187,8 @@ def usage_errors_told(commands: Commands) -> Iterator[None]:
         raise
 
 
-def refuse_unknown(ctx: Any, name: str, commands: Mapping[str, Any], more: Iterable[str] = ()) -> None:
-    """Fail if a group has no such command, and name the nearest: by its name, or one whose help begins with this word.
-    more: further names that the group takes."""
-    if name in commands or name in more or name.startswith("-") or ctx.resilient_parsing:
-        return
-    helps = {each: command.get_short_help_str().lower().replace(",", "") for each, command in commands.items()}
-    also = [each for each, told in helps.items() if told.startswith(f"{name.lower()} ")]
-    ctx.fail(f"'{shown(name)}': no such command; {nearest(name, (*commands, *more), also=also)}")
-
-
 def _complete(error: Any, commands: Commands) -> None:
-    error.message = plain(error.message)
+    error.message = plain(error.message).replace("Value error, ", "")
     if not hasattr(error, "possibilities"):
         return
     meant = " or ".join(list(_meant(error))[:_MOST_PROPOSED])

@@ -13,7 +13,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from trivium import __version__
-from trivium.cli.ending import ended_in_order, leave_exit_code, refuse_unknown, told, usage_errors_told
+from trivium.cli.commands import refuse_unknown
+from trivium.cli.ending import ended_in_order, leave_exit_code, told, usage_errors_told
 from trivium.jsonlines import text_lines
 from trivium.mkl import prefer_fast_kernels
 from trivium.training.supervision.preemption import BY_SCHEDULERS, held_back

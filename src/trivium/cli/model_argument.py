@@ -36,7 +36,8 @@ def model_named(name: str) -> Model:
     if is_hub_name(name):
         return Model("folder", str(downloaded(name, weights=False)))
     path = Path(name)
-    if name in preset_names() or (name.endswith((".yaml", ".yml", ".json")) and not _is_part_of_model(path)):
+    is_config = name.endswith((".yaml", ".yml")) or (name.endswith(".json") and not _is_part_of_model(path))
+    if name in preset_names() or is_config:
         return Model("config", name)
     try:
         if describes_model(path):

@@ -17,7 +17,7 @@ from trivium.cli.workspace import Workspace
 from trivium.config import leaves, parse_assignments, preset_names
 from trivium.corpus.config import CurateConfig
 from trivium.errors import ConfigError, DataError, MachineError
-from trivium.families.common.hf_config import is_model_folder
+from trivium.families.common.hf_config import describes_model
 from trivium.provenance import read_stamp
 from trivium.tokens.config import TokensConfig
 
@@ -142,12 +142,19 @@ def refuse_no_place_for(option: str, file: Path | None) -> None:
 def given_for(out: Path, preset: str | None, sets: list[str] | None, ranks: int | None = None) -> Given:
     """Return what the user gave. Without --preset, the config of the run directory is used."""
     stored = Workspace(out).config
-    if preset is None and is_model_folder(out):  # its config.json is not that of a run
-        raise ConfigError(
-            f"{out} is a folder of Hugging Face, and this verb works in a run directory; `trivium checkpoint import` "
-            f"brings its weights into one, and evaluate, incontext, generate and serve ask it as it is"
-        )
+    refuse_model_folder(out)
     return Given(preset or (str(stored) if stored.is_file() else DEFAULT_PRESET), tuple(sets or ()), ranks)
+
+
+def refuse_model_folder(out: Path) -> None:
+    """Raise ConfigError for a folder of Hugging Face as a run directory, whose config would take the place of the
+    model's."""
+    if describes_model(out):
+        raise ConfigError(
+            f"{out} is a folder of Hugging Face, and a run directory is needed here; `trivium checkpoint import {out} "
+            f"--out DIR` brings its weights into one, and generate, chat, serve, evaluate, incontext, bias and tune "
+            f"take the folder as it is"
+        )
 
 
 def directory_of(place: Path | None, out: Path) -> Path:
@@ -265,6 +272,7 @@ def open_run(out: Path, given: Given, *, corpus: Path | str | None = None, token
             raise DataError(f"{flag} {path} does not exist; give a file or folder that does")
     if out.exists() and not out.is_dir():
         raise DataError(f"--out {out} is a file; give a directory")
+    refuse_model_folder(out)
     if isinstance(named, Path):
         refuse_inside("--out", out, "--data", named)
     return Run(

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trivium.cli.corpus_tools import keep_statistics
-from trivium.cli.options import DEFAULT_OUT, Out, SameAsOut, directory_of
+from trivium.cli.options import DEFAULT_OUT, Out, SameAsOut, directory_of, refuse_model_folder
 from trivium.cli.run_config import HERE
 from trivium.cli.settings import App
 from trivium.cli.show import say
@@ -34,6 +34,7 @@ def make_report(at: Workspace) -> list[str]:
     from trivium.report.collect import collect
     from trivium.report.page import closing_lines, next_command, write_report
 
+    refuse_model_folder(at.root)
     if not at.config.is_file():
         raise DataError(f"{at.root} is not a run directory (config.json is missing); run `trivium demo` first")
     began = time.monotonic()

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_o
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from trivium.cli.ending import refuse_unknown
+from trivium.cli.commands import refuse_unknown
 from trivium.config import Config, kinds_at, short_options
 
 SETS = "--set"
