@@ -119,7 +119,7 @@ def _host_lines(
     left = {size: steps_left(run) for size, run in runs.items()}
     return {
         size: host_lines(givens[size], left[size], words, insists=insists) if left[size] else []
-        for size in reversed(runs)
+        for size in reversed([*runs])
     }
 
 
