@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from torch._inductor.exc import InductorError
 
 from trivium.comms.mesh import Mesh
+from trivium.errors import MachineError
 from trivium.parallel.pipeline.executor import Executor, StageFunctions
 from trivium.parallel.tensor.weight_gradients import WeightGradients
 from trivium.plan.schedule import Action, Op
@@ -45,3 +47,22 @@ def test_any_stage_may_have_losses_and_all_are_differentiated_together() -> None
     gradients = torch.autograd.grad(SCALE * (expected["loss"] + expected["balance"]), parameters)
     for parameter, gradient in zip(parameters, gradients, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-12, atol=1e-12)
+
+
+def test_a_failure_of_the_compiler_is_told_shortly_and_with_the_setting_that_avoids_it() -> None:
+    def fails(x: torch.Tensor | None, m: int) -> tuple[None, dict[str, torch.Tensor]]:
+        raise InductorError(RuntimeError("a program of a thousand lines\n" * 1000), None)
+
+    executor = Executor(
+        mesh=Mesh.single(),
+        stages={0: StageFunctions(fails, WeightGradients())},
+        last_stage=0,
+        activation=lambda: pytest.fail("nothing crosses ranks"),
+        names=("loss",),
+        loss_scale=SCALE,
+    )
+    with pytest.raises(
+        MachineError, match=r"(?s)torch.compile failed at F0.0: RuntimeError.*plan.compiled=false"
+    ) as told:
+        executor.run([Action(Op.FORWARD, 0, 0)])
+    assert len(str(told.value)) < 600

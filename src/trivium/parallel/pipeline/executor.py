@@ -12,7 +12,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from trivium.comms.mesh import Mesh
 from trivium.comms.transfers import InOrder, PostedAhead, Results, Transport
-from trivium.errors import TriviumError
+from trivium.errors import MachineError, TriviumError
 from trivium.parallel.pipeline.clock import Clock
 from trivium.parallel.pipeline.saved_bytes import Counted, SavedBytes
 from trivium.parallel.sharding.buckets import GradientWatch
@@ -21,6 +21,7 @@ from trivium.plan.schedule import Action, Op, forward, inputs
 from trivium.plan.transfers import Event, Transfer
 
 Tensor = torch.Tensor
+MAX_COMPILER_CHARACTERS = 300  # of a compiler's message, which may repeat a whole program
 CUT_SHORT = "; torch.compile was killed while it wrote that file: delete it, and start again"
 
 
@@ -102,6 +103,11 @@ class Executor:
             except Exception as error:
                 where = f"rank {self.mesh.rank} {self.mesh.at._asdict()}"
                 left = CUT_SHORT if "file too short" in str(error) else ""
+                if _is_of_compiler(error) and not left:
+                    raise MachineError(
+                        f"{where}: torch.compile failed at {event}: {str(error)[:MAX_COMPILER_CHARACTERS]} …; set "
+                        f"plan.compiled=false, which computes the same without it"
+                    ) from error
                 raise TriviumError(f"{where} failed at {event}: {type(error).__name__}: {error}{left}") from error
             self.clock.mark()
         transport.finish()
@@ -200,3 +206,8 @@ class _Entered(torch.autograd.Function):
 
 def _nobody(parameter: torch.nn.Parameter) -> None:
     """Ignore a finished gradient."""
+
+
+def _is_of_compiler(error: Exception) -> bool:
+    """Return whether torch.compile raised the error, without importing it."""
+    return any(kind.__module__ == "torch._dynamo.exc" for kind in type(error).__mro__)
