@@ -15,7 +15,6 @@ from trivium.plan.sizes import MAX_PLAN_RANKS, MAX_SEQUENCES
 from trivium.planner.search_text import choice_tree
 
 MT_NLG = ("--model", "mt-nlg-530b", "--machine", "selene", "--nodes", "280", "--batch", "1920")
-WITHOUT_RING = ("--set", "search.overlap_tensor=[false]")  # as MT-NLG was trained
 PROBE = """
 import sys
 from trivium.cli.main import main
@@ -57,7 +56,7 @@ def test_an_option_of_a_search_and_the_field_that_it_stands_for_mean_the_same(ca
 
 
 def test_explain_tells_the_near_miss_of_mt_nlg(call):
-    code, out, _ = call("search", "--explain", *MT_NLG, "--schedules", "1f1b,interleaved", *WITHOUT_RING)
+    code, out, _ = call("search", "--explain", *MT_NLG, "--schedules", "1f1b,interleaved")
     assert code == 0
     assert "micro-batches 240 is not a multiple of pipeline 35" in out and "batch 1,960" in out
     assert "spans nodes of 8" in out and "memory: " in out

@@ -40,7 +40,9 @@ def test_every_candidate_is_legal_and_none_is_given_twice():
 def test_no_legal_plan_is_missed(over):
     """Beside every choice tried one by one. Left out are only choices without an effect."""
     plan = small(**over)
-    space = SearchSpace(micro=(1, 2), context=(1, 2), chunks=(2, 3), zero=(0, 2), recompute=("layer",))
+    space = SearchSpace(
+        micro=(1, 2), context=(1, 2), chunks=(2, 3), zero=(0, 2), recompute=("layer",), overlap_tensor=(False, True)
+    )
     expected = set()
     kinds = [("1f1b", 1), ("1f1b-split", 1), ("zb-h1", 1), ("zb-v", 2), ("interleaved", 2), ("interleaved", 3)]
     for tensor, pipeline, data, context in itertools.product((1, 2, 4, 8), repeat=4):

@@ -21,6 +21,7 @@ MACHINES = {
     "cores": this_machine(2, 8 << 30),
 }
 SPACE = SearchSpace(
+    overlap_tensor=(False, True),
     micro=(1, 2),
     context=(1, 2),
     schedules=("1f1b", "interleaved", "zb-h1", "zb-v"),

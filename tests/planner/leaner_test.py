@@ -115,7 +115,6 @@ def test_the_seconds_of_uneven_stages_are_those_of_the_estimate():
 def test_fewer_layers_make_a_faster_plan_of_the_memory_that_is_left():
     """MT-NLG on 840 devices of 40 GB: without it every layer of the best plan is recomputed."""
     machine, few = machine_named("dgx-a100-40").with_nodes(105), {"zero": (1,), "sequence_parallel": (True,)}
-    few["overlap_tensor"] = (False,)
     spaces = PLAIN, SPACE.model_copy(update={"activation_function": False}), SPACE
     found = [search(subject_of(MT_NLG_PLAN), machine, 840, s.model_copy(update=few)).ranking for s in spaces]
     plain, fewer, best = (ranking.winners(1)[0] for ranking in found)

@@ -85,7 +85,7 @@ def test_the_seconds_of_finalists_are_those_of_the_estimate_of_each_plan(searche
 
 
 def test_a_ring_of_tensor_ranks_is_tried_and_chosen_where_it_saves_more_than_a_tie() -> None:
-    both, without = mt_nlg_search(), mt_nlg_search(SearchSpace(overlap_tensor=(False,)))
+    both, without = mt_nlg_search(SearchSpace(overlap_tensor=(False, True))), mt_nlg_search()
     assert both.chosen.plan.tensor_ring and not without.chosen.plan.overlap_tensor
     assert both.chosen.seconds < (1 - TIE_FRACTION) * without.chosen.seconds
     rings = both.enumerated.candidates.grid["overlap_tensor"] == 1

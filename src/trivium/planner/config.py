@@ -40,7 +40,8 @@ class SearchSpace(Config):
     # number of replicas that share one copy of what ZeRO shards; node: those of one node; null: all
     shards: tuple[Shards, ...] = (None,)
     sequence_parallel: tuple[bool, ...] = (False, True)  # split activations between tensor-parallel regions
-    overlap_tensor: tuple[bool, ...] = (False, True)  # send split activations round a ring beside their products
+    # send split activations round a ring beside their products, which has not run on a GPU yet
+    overlap_tensor: tuple[bool, ...] = (False,)
     # use torch.compile; null: with and without it on GPUs, and on CPUs as the plan says
     compiled: tuple[bool, ...] | None = None
     # replay steps as CUDA graphs if the plan allows it; null: with and without them on GPUs
@@ -49,7 +50,7 @@ class SearchSpace(Config):
     objective: Annotated[Objective, Short("objective")] = "time"
     # shares of the optimizer state, and of the layers' activations, on the host; null: some where nothing fits without
     offload: tuple[Share, ...] | None = None
-    finalists: Positive = 75  # number of the fastest candidates that are simulated action by action
+    finalists: Positive = 50  # number of the fastest candidates that are simulated action by action
     memory_fraction: Annotated[float, Field(gt=0, le=1)] = USABLE  # share of a device's memory that a plan may use
 
     @field_validator("*")
