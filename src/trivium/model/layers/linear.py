@@ -165,6 +165,13 @@ class InnerLinear(Linear):
         y = self.products.linear(x, self._weight(inputs))
         return y if self.adapter is None else self.adapter(y, x, self, inputs)
 
+    def of_activated(self, x: torch.Tensor, inputs: Inputs, function: Activation) -> torch.Tensor:
+        """Compute the same of function(x), which is not kept: the backward computes it again."""
+        if self.adapter is not None:  # which reads x too
+            function = Shared(function)
+        y = self.products.linear(x, self._weight(inputs), function=function)
+        return y if self.adapter is None else self.adapter(y, x, self, inputs, function)
+
 
 class RowLinear(Linear):
     """A linear layer whose inputs are split over tensor ranks: partial sums first, the bias once after them."""

@@ -94,12 +94,16 @@ class Shared(nn.Module):
     def __init__(self, columns: int, hidden: int, around: Around) -> None:
         super().__init__()
         self.function = around.operations.gated["silu"]
+        self.function_again = around.recompute.activation_function
         self.up = InnerLinear((2, columns), hidden, around.region, "outputs")
         self.down = InnerLinear(hidden, columns, around.region, "inputs")
 
     def forward(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         """[S, B, H] inside the region -> this rank's part of the sum [S, B, H]."""
-        return self.down(self.function(self.up(x, inputs)), inputs)
+        x = self.up(x, inputs)
+        if self.function_again:
+            return self.down.of_activated(x, inputs, self.function)
+        return self.down(self.function(x), inputs)
 
 
 class Gate(InnerLinear):
