@@ -1,5 +1,7 @@
-"""A server on the loopback interface that stores files: plain HTTP with ranges, and the part of S3 that is used."""
+"""A server on the loopback interface that stores files: plain HTTP with ranges, and the used parts of S3 and of the
+Hub of Hugging Face."""
 
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -48,6 +50,10 @@ def serving(store: Store) -> Iterator[Store]:
         def do_GET(self) -> None:
             self.answer(with_body=True)
 
+        def do_POST(self) -> None:
+            names = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())["paths"]
+            self.send(200, dataset(store, self.path_of(), names), {"Content-Type": "application/json"})
+
         def do_PUT(self) -> None:
             path, data = self.path_of(), self.rfile.read(int(self.headers["Content-Length"]))
             store.requests.append((self.command, path))
@@ -80,7 +86,12 @@ def serving(store: Store) -> Iterator[Store]:
         def answer(self, *, with_body: bool) -> None:
             parts = urlsplit(self.path)
             path, query = unquote(parts.path), parse_qs(parts.query)
+            if "/resolve/main/" in path:  # a file of a dataset of the Hub
+                path = path.removeprefix("/datasets").replace("/resolve/main/", "/")
             store.requests.append((self.command, path))
+            if path.startswith("/api/datasets/"):
+                self.send(200, dataset(store, path), {"Content-Type": "application/json"})
+                return
             if "list-type" in query:
                 self.send(200, listing(store, path.strip("/"), query), {"Content-Type": "application/xml"})
                 return
@@ -125,6 +136,21 @@ def serving(store: Store) -> Iterator[Store]:
     finally:
         store.over.set()
         server.shutdown()
+
+
+def dataset(store: Store, path: str, names: list[str] | None = None) -> bytes:
+    """The answer of the Hub about a dataset, or about its files."""
+    owner, name = path.split("/")[3:5]
+    root = f"/{owner}/{name}/"
+    if "/tree/" not in path and names is None:
+        return json.dumps({"id": f"{owner}/{name}", "sha": "0" * 40}).encode()
+    found = {p.removeprefix(root): data for p, data in store.files.items() if p.startswith(root)}
+    rows = [
+        {"type": "file", "path": n, "size": len(data), "oid": md5(data).hexdigest()}
+        for n, data in found.items()
+        if names is None or n in names
+    ]
+    return json.dumps(rows).encode()
 
 
 def listing(store: Store, bucket: str, query: dict[str, list[str]]) -> bytes:

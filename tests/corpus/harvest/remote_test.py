@@ -38,7 +38,7 @@ def store(monkeypatch):
         yield store
 
 
-@pytest.fixture(params=["s3", "memory"])
+@pytest.fixture(params=["s3", "hf", "memory"])
 def url(request, store, monkeypatch):
     """The URL of a folder with the files of the store."""
     if request.param == "memory":
@@ -47,7 +47,13 @@ def url(request, store, monkeypatch):
         for name, data in store.files.items():
             memory.pipe(name, data)
         return "memory://bucket/text"
-    return s3(store, monkeypatch)
+    return s3(store, monkeypatch) if request.param == "s3" else hub(store, monkeypatch)
+
+
+def hub(store, monkeypatch):
+    pytest.importorskip("huggingface_hub")
+    monkeypatch.setattr(fsspec.config, "conf", {"hf": {"endpoint": store.url, "token": False}})
+    return "hf://datasets/bucket/text"
 
 
 def s3(store, monkeypatch):
