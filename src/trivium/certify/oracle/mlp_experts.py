@@ -95,12 +95,9 @@ def chosen(own: Experts, scores: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _best(values: Tensor, count: int) -> Tensor:
-    """Return 1 at the `count` largest values, found one after the other, and 0 elsewhere."""
-    found = torch.zeros_like(values)
-    for _ in range(count):
-        place = values.masked_fill(found > 0, -torch.inf).argmax(-1, keepdim=True)
-        found = found.scatter(-1, place, 1.0)
-    return found
+    """Return 1 at the `count` largest values, and 0 elsewhere. Among equal ones, as those of a token whose numbers are
+    all dropped, torch chooses, here and in the engine."""
+    return torch.zeros_like(values).scatter(-1, values.topk(count).indices, 1.0)
 
 
 MLP_EXPERTS = Twin(_rules, _compute)
