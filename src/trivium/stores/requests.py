@@ -81,6 +81,8 @@ def _permanent(error: BaseException) -> str:
         return f"{_told(error)}; give this user access, or credentials in the environment"
     if status == 404 or (status is None and isinstance(error, FileNotFoundError) and error.__cause__ is None):
         return f"{_told(error)}; check the address"
+    if isinstance(error, ConnectionError) and "HF_HUB_OFFLINE" in str(error):  # huggingface_hub's own refusal
+        return "HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set; unset it"
     if isinstance(error, ValueError) and "range requests" in str(error):
         return "the server ignores ranges, and the file is larger than a block; download it, and give its path"
     if status is not None and 400 <= status < 500 and status not in _WORTH_REPEATING:

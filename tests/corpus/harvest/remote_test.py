@@ -51,7 +51,8 @@ def url(request, store, monkeypatch):
 
 
 def hub(store, monkeypatch):
-    pytest.importorskip("huggingface_hub")
+    hub_constants = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(hub_constants, "HF_HUB_OFFLINE", False)  # the server is on this machine
     monkeypatch.setattr(fsspec.config, "conf", {"hf": {"endpoint": store.url, "token": False}})
     return "hf://datasets/bucket/text"
 
@@ -90,6 +91,14 @@ def test_a_remote_folder_gives_the_documents_of_a_local_one(store, url, tmp_path
     entries = json.loads((tmp_path / "out" / "sources.json").read_text())
     assert [entry["path"] for entry in entries] == ["a.jsonl", "b.jsonl", "c.jsonl.gz"]
     assert all(entry["mark"][0].startswith("size ") for entry in entries)
+
+
+def test_hub_that_the_environment_forbids_is_refused_at_once(store, monkeypatch):
+    url = hub(store, monkeypatch)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(DataError, match=r"cannot be read: HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set; unset it$"):
+        list_files(url)
+    assert not store.requests
 
 
 def test_a_file_is_streamed_in_blocks_and_read_at_any_place(store, monkeypatch):
