@@ -17,6 +17,7 @@ from trivium.kernels.cpu.block_attention import (
     MAX_POSITIONS,
     MAX_POSITIONS_ON_INTEL,
     MAX_POSITIONS_WITHOUT_AVX512,
+    MAX_WIDENED_POSITIONS,
     MIN_FAR_STRIDE_BYTES,
     MIN_POSITIONS,
     MIN_SCORES,
@@ -121,6 +122,29 @@ def test_values_and_gradients_are_those_of_the_formula(
     found = all_of(attend, given, grad, sight=sight)
     assert all(x.dtype == dtype and x.shape == e.shape for x, e in zip(found, exact, strict=True))
     assert max(errors(found, exact)) < tolerance(dtype)
+
+
+@pytest.mark.parametrize("sight", [ALL_BEFORE, Sight((), None, 40), packed(2, 300)])
+@pytest.mark.parametrize("tiles", [False, True])
+def test_only_the_backward_is_in_fp32_where_its_bf16_is_slow(
+    sight: Sight, tiles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processor, "_SLOW_BF16", False)
+    monkeypatch.setattr(processor, "_TILES", tiles)
+    widened = []
+    original = processor_kernel.wide
+    monkeypatch.setattr(processor_kernel, "wide", lambda x: widened.append(1) or original(x))
+    given, grad = made((2, 4, 2, 300, 8), torch.bfloat16)
+    given = [x.requires_grad_() for x in given]
+    y = attend(*given, sight)
+    assert not widened
+    gradients = torch.autograd.grad(y, given, grad)
+    assert bool(widened) != tiles
+    with monkeypatch.context() as patch:
+        patch.setattr(processor, "_SLOW_BF16", True)
+        exact = all_of(attend, [x.detach().double() for x in given], grad.double(), sight=sight)
+    found = errors([y.detach(), *gradients], exact)
+    assert max(found) < tolerance(torch.bfloat16) * (2 if tiles else 1)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -290,7 +314,10 @@ def test_it_is_asked_where_it_is_faster_and_nowhere_else(kind: str, monkeypatch:
     assert suits(of(MIN_WIDENED, dtype=torch.bfloat16))
     assert not suits(of(MIN_WIDENED - 1, dtype=torch.bfloat16))
     monkeypatch.setattr(processor, "_SLOW_BF16", False)
-    assert not suits(of(256, dtype=torch.bfloat16))
+    for tiles in (False, True):
+        monkeypatch.setattr(processor, "_TILES", tiles)
+        assert suits(of(256, dtype=torch.bfloat16)) == (not tiles)
+        assert not suits(of(MAX_WIDENED_POSITIONS + 1, dtype=torch.bfloat16))
 
 
 def test_packed_documents_are_attended_each_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,8 @@ def error(found: torch.Tensor, exact: torch.Tensor) -> float:
     return float(((found.double() - exact).norm() / exact.norm()).detach())
 
 
-needs_bf16 = pytest.mark.skipif(not suits(made(4, 8, 256, 8)[0]), reason="no bf16 products on this processor")
+HAS_BF16 = hasattr(torch.backends.mkldnn, "matmul") and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+needs_bf16 = pytest.mark.skipif(not HAS_BF16, reason="no bf16 products on this processor")
 
 
 @needs_bf16
@@ -114,15 +115,19 @@ def test_wider_numbers_and_small_models_are_not_for_it(dtype: torch.dtype) -> No
     assert not suits(torch.zeros(3, 1, 2, 64, 8, dtype=torch.bfloat16))
 
 
-def test_where_tiles_are_multiplied_long_sequences_keep_the_fused_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_for_slow_mkl_and_for_short_sequences_where_tiles_are_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
     long, short = (
         torch.zeros(3, 4, 8, S, 8, dtype=torch.bfloat16) for S in (MAX_SHORT_POSITIONS, MAX_SHORT_POSITIONS - 1)
     )
-    monkeypatch.setattr(narrow_attention, "multiplies_tiles", lambda: True)
-    assert not suits(long)
-    elsewhere = suits(short)  # where there are no bf16 products, none suits
-    monkeypatch.setattr(narrow_attention, "multiplies_tiles", lambda: False)
-    assert suits(long) == suits(short) == elsewhere
+    monkeypatch.setattr(narrow_attention, "multiplies_bf16_slowly", lambda: False)
+    for tiles, fast_mkl, expected in (
+        (True, True, (False, HAS_BF16)),
+        (False, False, (HAS_BF16, HAS_BF16)),
+        (False, True, (False, False)),
+    ):
+        monkeypatch.setattr(narrow_attention, "multiplies_tiles", lambda tiles=tiles: tiles)
+        monkeypatch.setattr(narrow_attention, "mkl_multiplies_faster", lambda fast=fast_mkl: fast)
+        assert (suits(long), suits(short)) == expected
 
 
 def test_packed_documents_are_attended_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:

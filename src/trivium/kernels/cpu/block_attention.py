@@ -9,7 +9,8 @@ copy in which the positions of each head are contiguous (this saves 15 to 25 % o
 on a Zen 3).
 
 If the CPU multiplies bf16 numbers slowly, the kernel reads fp32 copies of some heads at a time; what is kept for the
-backward stays in bf16.
+backward stays in bf16. If it multiplies them fast but has no tiles, only the backward reads copies: on a Zen 4 the
+kernel's backward takes 1.1 to 2.4 times as long on bf16 numbers of heads with 32 or 64 columns, and as long with 128.
 
 Legend: B sequences, N heads, G key-value heads, S positions, D head width, V head width of values, Q queries of a
 block, K keys in its reach.
@@ -23,7 +24,7 @@ import numpy as np
 import torch
 
 from trivium.kernels.cpu import fused_attention as processor_kernel
-from trivium.kernels.cpu.processor import is_intel, mkl_multiplies_faster
+from trivium.kernels.cpu.processor import is_intel, mkl_multiplies_faster, multiplies_tiles
 from trivium.kernels.sight import Sight
 
 Tensor = torch.Tensor
@@ -36,6 +37,8 @@ MAX_POSITIONS, MAX_POSITIONS_ON_INTEL, MAX_POSITIONS_WITHOUT_AVX512 = 1024, 768,
 MIN_FAR_STRIDE_BYTES = 4096  # from a position to the next: a page, which maps to the same sets of a cache
 # Elements of the queries that a thread processes at once: in fp32 these, keys and scores fit into a cache.
 BLOCK_ELEMENTS = 1 << 17
+# Columns of heads up to which a backward in fp32 is the faster one, and the positions up to which it is without a mask.
+MAX_WIDENED_COLUMNS, MAX_WIDENED_POSITIONS = 128, 640
 
 ALL_BEFORE = Sight((), None)
 
@@ -53,7 +56,7 @@ class Block(NamedTuple):
 def suits(q: Tensor, *, joined: bool = False) -> bool:
     """Whether queries [B, N, S, D] that see all before them are attended faster here; the same on every rank."""
     B, N, S, _ = q.shape
-    if processor_kernel.widens(q):
+    if processor_kernel.widens(q) or (_widens_backward(q, ALL_BEFORE) and B * N * S * S >= MIN_SCORES):
         return True
     wide = q.dtype in (torch.float32, torch.float64) and B * N * S * S >= MIN_SCORES
     return wide and (_rows(S) < S or (joined and mkl_multiplies_faster()))
@@ -127,8 +130,9 @@ def _attend(qkv: Sequence[Tensor], sight: Sight) -> tuple[Tensor, Tensor]:
     log_sums = q.new_empty(B, N, S, dtype=torch.promote_types(q.dtype, torch.float32))
     blocks = _blocks(S, sight)
     hiding = _Hiding.of(blocks, sight, q)
-    for mine, theirs in _parts(q, k):
-        some_q, some_k, some_v = _operands(q[mine], k[theirs], v[theirs])
+    widens = processor_kernel.widens(q)
+    for mine, theirs in _parts(q, k, widens):
+        some_q, some_k, some_v = _operands(widens, q[mine], k[theirs], v[theirs])
         into, sums = out[mine], log_sums[mine]
         for block in blocks:
             here, there, triangle, _ = block
@@ -147,9 +151,10 @@ def _gradients(
     (q, k, v), (out, log_sums), (d_q, d_k, d_v) = qkv, found, into
     blocks = _blocks(q.shape[2], sight)
     hiding = _Hiding.of(blocks, sight, q)
-    for mine, theirs in _parts(q, k):
-        some_q, some_k, some_v = _operands(q[mine], k[theirs], v[theirs])
-        some_grad, some_out = _operands(grad[mine], out[mine])
+    widens = processor_kernel.widens(q) or _widens_backward(q, sight)
+    for mine, theirs in _parts(q, k, widens):
+        some_q, some_k, some_v = _operands(widens, q[mine], k[theirs], v[theirs])
+        some_grad, some_out = _operands(widens, grad[mine], out[mine])
         of_q, sums = d_q[mine], log_sums[mine]
         totals: list[Tensor] = []
         for block in reversed(blocks):
@@ -252,13 +257,23 @@ class _Hiding(NamedTuple):
         return torch.where(self.keys[there] < first[:, :, here], -math.inf, later)
 
 
-def _parts(q: Tensor, k: Tensor) -> Iterator[tuple[Part, Part]]:
+def _widens_backward(q: Tensor, sight: Sight) -> bool:
+    """Whether the backward of queries [B, N, S, D] is computed in fp32 although their products are fast in bf16."""
+    return (
+        q.dtype == torch.bfloat16
+        and q.shape[3] <= MAX_WIDENED_COLUMNS
+        and (sight.starts is not None or sight.window is not None or q.shape[2] <= MAX_WIDENED_POSITIONS)
+        and not multiplies_tiles()
+    )
+
+
+def _parts(q: Tensor, k: Tensor, widens: bool) -> Iterator[tuple[Part, Part]]:
     """Yield parts of the queries and of the keys that their heads share. A part is everything or, if operands are
-    converted to fp32, some sequences, or some groups of heads of one sequence."""
+    converted to fp32 (widens), some sequences, or some groups of heads of one sequence."""
     (B, N, S, D), G = q.shape, k.shape[1]
     # A compiler cannot ask for the threads.
     threads = 1 if torch.compiler.is_compiling() else torch.get_num_threads()
-    room = BLOCK_ELEMENTS * threads if processor_kernel.widens(q) else q.numel()
+    room = BLOCK_ELEMENTS * threads if widens else q.numel()
     sequences, groups = max(1, room // (N * S * D)), max(1, room // (N // G * S * D))
     for b in range(0, B, sequences):
         for g in range(0, G, groups):
@@ -266,6 +281,6 @@ def _parts(q: Tensor, k: Tensor) -> Iterator[tuple[Part, Part]]:
             yield (rows, heads), (rows, slice(g, g + groups))
 
 
-def _operands(*given: Tensor) -> tuple[Tensor, ...]:
+def _operands(widens: bool, *given: Tensor) -> tuple[Tensor, ...]:
     """Return the tensors in the dtype that the kernel reads."""
-    return tuple(processor_kernel.wide(x) for x in given) if processor_kernel.widens(given[0]) else given
+    return tuple(processor_kernel.wide(x) for x in given) if widens else given

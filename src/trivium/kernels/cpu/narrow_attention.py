@@ -3,7 +3,8 @@
 PyTorch's fused kernel takes twice as long there: its products are of small tiles. As in it, scores, probabilities and
 their gradient are fp32 and only rounded to bf16 as operands of the next product. Where the processor multiplies tiles
 itself (Intel's AMX), that kernel's forward takes 40 % of this one's time, and its backward is the slower one still.
-Where it multiplies bf16 numbers slowly, block_attention.py is for them.
+Where it multiplies bf16 numbers slowly, or MKL runs its fast kernels on another maker's processor, block_attention.py
+is for them.
 
 Legend: B sequences, N heads, S positions, D head width, h heads and s queries of a block, K keys it sees.
 """
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from trivium.kernels.cpu.block_attention import empty_gradient
-from trivium.kernels.cpu.processor import multiplies_bf16_slowly, multiplies_tiles
+from trivium.kernels.cpu.processor import mkl_multiplies_faster, multiplies_bf16_slowly, multiplies_tiles
 
 Tensor = torch.Tensor
 
@@ -39,6 +40,7 @@ def suits(qkv: Tensor) -> bool:
         )  # there all of the fused kernel is the faster
         and hasattr(torch.backends.mkldnn, "matmul")
         and not multiplies_bf16_slowly()
+        and (multiplies_tiles() or not mkl_multiplies_faster())
         and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     )
 
