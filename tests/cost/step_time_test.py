@@ -160,14 +160,17 @@ def test_traffic_of_replicas_hides_behind_work_never_more_than_either(zero):
 
 @pytest.mark.parametrize("zero", [0, 1])
 def test_a_recorded_step_hides_its_reductions_as_others_do(zero):
-    """At ZeRO stage 1 the gather of weights overlaps with the update, which takes a little less time in a replay."""
+    """At ZeRO stage 1 the gather of weights overlaps with the update, and unless recorded also with the forward."""
     case, perfect = replace(case_of(mt_nlg()), zero=zero), PRIOR.with_values({"data_overlap": 1.0})
     replays, bare = (OURS.model_copy(update=more) for more in ({"replays": True}, {"overlaps_data": False}))
     hidden, recorded, bare = (
         step(replace(case, recorded=records), SELENE, stack, perfect).parts.data_collectives
         for records, stack in ((0, replays), (1, replays), (1, bare))
     )
-    assert hidden == pytest.approx(recorded, rel=0.01) and recorded < bare
+    if zero == 0:
+        assert hidden == pytest.approx(recorded, rel=0.01) and recorded < bare
+    else:
+        assert hidden < recorded < bare
 
 
 def test_a_reduction_that_takes_much_longer_than_the_work_beside_it_is_shown_but_for_that_work():

@@ -122,7 +122,9 @@ def _shown(at: Setting, pieces: Prices, fullest: Fullest) -> Number:
     moving = np.where(whole, reduce + gather, reduce + copies)
     reduced = _beside_last_backward(at, pieces, fullest, moving)
     earlier = np.where(often, (at.case.micro_batches - 1) * at.added(forward + backward, reduce), 0.0)
-    next_to_it = optimizer_seconds(at, fullest) if stack.gathers_with_update else forward * _micro_batches_beside(at)
+    next_to_it = forward * _micro_batches_beside(at)
+    if stack.gathers_with_update:  # and a recorded forward waits for all weights
+        next_to_it = np.where(at.is_replayed, 0.0, next_to_it) + optimizer_seconds(at, fullest)
     return reduced + earlier + np.where(whole, 0.0, at.added(next_to_it, gather))
 
 

@@ -29,7 +29,7 @@ class Stack(Config):
     attention: Annotated[float, Field(gt=0, le=1)] | None = None  # share of peak, if the attention kernel is known
     reduces_often: bool = True  # at ZeRO stage 2 after every micro-batch, as it keeps no whole sum of gradients
     gathers_by_parameter: bool = False  # at ZeRO stage 3 into a list of parts, and nothing runs beside it
-    gathers_with_update: bool = False  # weights, while the next are updated; else beside the next forward
+    gathers_with_update: bool = False  # weights, also while the next are updated; else beside the next forward alone
     overlaps_context: bool = False  # keys and values of a ring are under way while others are attended to
     fused_loss: bool = False  # softmax and its gradient are one pass over the scores
     buckets: bool = False  # gradients are summed over replicas part by part (plan/buckets.py)

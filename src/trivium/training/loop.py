@@ -347,6 +347,7 @@ class Loop:
     def _finish(self) -> None:
         for observer in self.observers:
             observer.finish(self)
+        self.trainer.finish_update()
         self.trainer.forget_recording()
 
     def enter(self, phase: Phase) -> None:

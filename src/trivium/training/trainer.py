@@ -32,7 +32,7 @@ from trivium.parallel.pipeline.clock import Clock, finished
 from trivium.parallel.pipeline.executor import Executor, Run, StageFunctions
 from trivium.parallel.pipeline.saved_bytes import SavedBytes
 from trivium.parallel.sharding.buckets import Bucket, Dtypes, GradientWatch, make_buckets
-from trivium.parallel.sharding.gathered import User, gather_around
+from trivium.parallel.sharding.gathered import User, gather_around, wait_before
 from trivium.parallel.sharding.zero import AdamRule, ShardedOptimizer, Totals, loss_share
 from trivium.parallel.tensor.divergence import Top
 from trivium.plan.buckets import bucket_table, on_host
@@ -176,9 +176,9 @@ class Trainer:
             scaling=None if plan.precision.float8 is None else scaling_of(plan.precision.float8),
         )
         share_table(self.stages, plan)
-        if plan.zero >= 3:
-            for stage in self.stages.values():
-                gather_around(_users(stage, self.buckets))
+        for stage in self.stages.values() if plan.zero else ():
+            hook = gather_around if plan.zero >= 3 else wait_before
+            hook(_users(stage, self.buckets))
         # On CPUs torch's fused kernel moves as few bytes as a compiled one.
         in_one_pass = plan.compiled and mesh.device.type != "cpu"
         masters = DTYPES[plan.precision.masters]
@@ -329,7 +329,9 @@ class Trainer:
         return replace(run, peak_host_bytes=self.host.peak, peak_returned_bytes=self.host.peak_here)
 
     def _replayed(self, sequences: int, inputs: Sequence[Inputs], scale: Scale) -> Run:
-        """Replay a step that was recorded before. One recording is kept; a ramp's next batch size needs another."""
+        """Replay a step that was recorded before. One recording is kept; a ramp's next batch size needs another. No
+        recorded module waits for its weights, so all of them have arrived before."""
+        self.finish_update()
         if self._recorded is None or self._recorded.sequences != sequences:
             self.forget_recording()
             work = partial(self._run, sequences, inputs, scale)
@@ -341,6 +343,12 @@ class Trainer:
         """Free the activations of the recorded step, for a step that is not replayed; a later step is recorded again.
         Call it before the process group ends, which would wait for recorded messages."""
         self._recorded = None
+
+    def finish_update(self) -> None:
+        """Wait until the weights that other ranks have updated have arrived. Before that, only the forward of a stage,
+        `weights_held` and `Bucket.weights` may read weights."""
+        for bucket in self.trained:
+            bucket.published()
 
     @contextmanager
     def unrecorded(self) -> Iterator[None]:

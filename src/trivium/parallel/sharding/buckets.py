@@ -83,13 +83,13 @@ class Bucket:
         self.zero, self.dtypes = zero, dtypes
         self._publishers = encoded(self.sharers, "exact" if row.wide else dtypes.messages.weights)
         dtype = dtypes.masters if row.wide else dtypes.weights
-        self.weights = torch.zeros(row.padded, dtype=dtype, device=mesh.device)
+        self._flat = torch.zeros(row.padded, dtype=dtype, device=mesh.device)
         for slot in slots:
-            view = self.weights[slot.start : slot.stop].view(slot.parameter.shape)
+            view = self._flat[slot.start : slot.stop].view(slot.parameter.shape)
             view.copy_(slot.parameter.detach())
             slot.parameter.data = view
             slot.parameter.requires_grad_(row.trains)
-        self.shard = self.weights[self.owned]
+        self.shard = self._flat[self.owned]
         size = row.padded if zero < 2 else len(self.shard)
         self._sum = self._new_sum(size)
         self._open: GradientSum | None = None  # from stage 2 on: full gradients of the current backward
@@ -110,7 +110,13 @@ class Bucket:
                 self.narrow = NarrowGather(matrices, self.owned, scaling, (self.sharers, mesh.tensor))
 
     def _new_sum(self, size: int) -> GradientSum:
-        return GradientSum(size, self.dtypes.gradients, self.weights.device)
+        return GradientSum(size, self.dtypes.gradients, self._flat.device)
+
+    @property
+    def weights(self) -> Tensor:
+        """The flat weights, after those that other ranks have updated have arrived."""
+        self.published()
+        return self._flat
 
     @property
     def gradients(self) -> Tensor:
@@ -302,7 +308,7 @@ class Bucket:
         """Start to gather the updated slices of the sharding group on all ranks that keep full weights (ZeRO-1 and
         -2)."""
         if 1 <= self.zero <= 2:
-            self._publishing = all_gather_into(self.weights, self.shard, self._publishers, wait=False)
+            self._publishing = all_gather_into(self._flat, self.shard, self._publishers, wait=False)
 
     def published(self) -> None:
         """Wait until the all-gather of `publish` is complete."""
@@ -311,15 +317,16 @@ class Bucket:
             self._publishing = None
 
     def hold(self) -> None:
-        """Return when the full weights are gathered (ZeRO-3). An equal number of `drop` calls frees them."""
+        """Return when the full weights are gathered. At stage 3 an equal number of `drop` calls frees them."""
         if self.zero < 3:
+            self.published()
             return
         self.prefetch()
         if self._gathering is not None:
             self._gathering.wait()
             self._gathering = None
             if self.narrow is not None:
-                self.narrow.finish(self.weights)
+                self.narrow.finish(self._flat)
         self._held += 1
 
     def drop(self) -> None:
@@ -332,16 +339,16 @@ class Bucket:
 
     def prefetch(self) -> None:
         """Start the all-gather of the weights, so that a later `hold` need not wait (ZeRO-3)."""
-        storage = self.weights.untyped_storage()
+        storage = self._flat.untyped_storage()
         if self.zero >= 3 and storage.size() == 0:
-            storage.resize_(self.padded * self.weights.element_size())
+            storage.resize_(self.padded * self._flat.element_size())
             if self.narrow is not None:
                 self._gathering = self.narrow.begin(self.shard, self.padded)
             else:
-                self._gathering = all_gather_into(self.weights, self.shard, self._publishers, wait=False)
+                self._gathering = all_gather_into(self._flat, self.shard, self._publishers, wait=False)
 
     def _free_weights(self) -> None:
-        self.weights.untyped_storage().resize_(0)
+        self._flat.untyped_storage().resize_(0)
 
 
 def make_buckets(

@@ -1,6 +1,8 @@
-"""ZeRO stage 3: weights are whole only around the module that uses them, forward and backward.
+"""Modules get the weights of other ranks when they need them.
 
-While one module computes, the next one's weights are already on their way.
+At ZeRO stage 3 weights are whole only around the module that uses them, forward and backward; while one module
+computes, the next one's weights are already on their way. At stages 1 and 2 the weights that other ranks have updated
+arrive while earlier modules compute the next forward.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,6 +32,20 @@ def gather_around(users: Sequence[User]) -> None:
         preceding = before.buckets if before is not None and before.in_backward else ()
         user.module.register_forward_pre_hook(_enter(user, following))
         user.module.register_forward_hook(_leave(user, preceding))
+
+
+def wait_before(users: Sequence[User]) -> None:
+    """Hook the modules of a stage at ZeRO stages 1 and 2."""
+    for user in users:
+        user.module.register_forward_pre_hook(_wait(user.buckets))
+
+
+def _wait(buckets: tuple[Bucket, ...]) -> Callable[[torch.nn.Module, Any], None]:
+    def wait(module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
+        for bucket in buckets:
+            bucket.published()
+
+    return wait
 
 
 def _enter(user: User, following: tuple[Bucket, ...]) -> Callable[[torch.nn.Module, Any], Any]:

@@ -182,14 +182,15 @@ class ShardedOptimizer:
     def _update(self, lr: float, factor: Tensor | float) -> None:
         """Update all weights with `factor` times the gradients. A processor updates one bucket after the other, so that
         intermediate results stay in its cache. An accelerator updates many at once, in a few launches. Updated weights
-        are sent while the next ones are computed."""
+        are sent while the next ones are computed, those of the first layers first: the next forward waits for each
+        where it needs it."""
         self.before_update(factor)
         self._numbers.clear()
         if self._one_pass is not None and not isinstance(factor, Tensor):
             factor = torch.full((), factor, dtype=self._masters, device=self.mesh.device)
         self._update_away(lr, factor)
         if self._one_pass is None:
-            for shards in self._updated_together:
+            for shards in reversed(self._updated_together):
                 self._update_together(shards, lr, factor)
         else:
             self._update_in_one_pass(lr, factor)
@@ -197,8 +198,6 @@ class ShardedOptimizer:
             self._update_matrices(self._whole, lr, factor)
         self.steps_done += 1
         self._clear()
-        for shard in self.shards:
-            shard.bucket.published()
 
     def _planned_calls(self) -> list[Sequence[tuple[Shard, Part, Tensor]]]:
         """Return the calls of the compiled update. Where the weight decay of a part ends is a number on the device, as
@@ -207,7 +206,7 @@ class ShardedOptimizer:
         for group in range(len(self._groups)):
             own = [
                 (shard, part, torch.full((), part.decayed, device=self.mesh.device))
-                for shard in self._here
+                for shard in reversed(self._here)
                 for part in shard.parts
                 if part.group == group and not self._has_matrices(group)
             ]
@@ -222,7 +221,7 @@ class ShardedOptimizer:
             for shard in shards if len(self._groups) == 1 else ():
                 shard.bucket.publish()
         # With several groups, slices of different ranks have different parts, but all ranks must publish in one order.
-        for shard in self._here if len(self._groups) > 1 else ():
+        for shard in reversed(self._here) if len(self._groups) > 1 else ():
             if not self._waits(shard):
                 shard.bucket.publish()
 
@@ -276,7 +275,7 @@ class ShardedOptimizer:
                     if work.parameter.decay and amount.weight_decay:
                         here["master"].mul_(1 - amount.lr * amount.weight_decay)
                     here["master"].sub_(update, alpha=amount.lr)
-        for shard in self.shards:
+        for shard in reversed(self.shards):
             if self._waits(shard):
                 narrow([shard.updated(part) for part in shard.parts if self._has_matrices(part.group)])
                 shard.bucket.publish()
