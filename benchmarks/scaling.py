@@ -15,12 +15,12 @@ from plotly.subplots import make_subplots
 
 from trivium.cli.options import DEFAULT_PRESET, Sets
 from trivium.cli.paths import local_path
-from trivium.cli.plan_search import MOST
+from trivium.cli.plan_search import MAX_COUNT
 from trivium.cli.price import MachineOption, machine_of
 from trivium.cli.run_config import Given, resolve
 from trivium.cli.show import say_found, table
 from trivium.errors import ConfigError, DataError
-from trivium.planner.scale import LARGEST, T3_PUBLISHED, Point, Scaling, geomean_speed_up, scaling
+from trivium.planner.scale import DEFAULT_MAX_DEVICES, T3_PUBLISHED, Point, Scaling, geomean_speed_up, scaling
 from trivium.units import format_bytes, format_count, format_seconds
 
 PresetOption = Annotated[str, typer.Option("--preset", metavar="NAME", help="A shipped preset or a YAML/JSON file.")]
@@ -37,8 +37,8 @@ def scale(
     machine: MachineOption = None,
     sets: Sets = None,
     largest: Annotated[
-        int, typer.Option("--largest", metavar="N", max=MOST, help="Devices at the end of the curves.")
-    ] = LARGEST,
+        int, typer.Option("--largest", metavar="N", max=MAX_COUNT, help="Devices at the end of the curves.")
+    ] = DEFAULT_MAX_DEVICES,
     html: Annotated[
         Path | None, typer.Option("--html", parser=local_path, metavar="FILE", help="Write a page with the curves.")
     ] = None,

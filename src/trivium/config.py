@@ -26,10 +26,10 @@ _MIN_NAME_SIMILARITY = 0.7  # ratio of difflib
 _MAX_EXACT_INTEGER = 2**53  # in a float
 Tree = dict[str, Any]
 ModelT = TypeVar("ModelT", bound="Config")
-MOST = 2**63 - 1  # Counts fit into 64 bits.
-Positive = Annotated[int, Field(ge=1, le=MOST)]
-NotNegative = Annotated[int, Field(ge=0, le=MOST)]
-Weight = Annotated[float, Field(ge=0, le=MOST)]  # weight of one of several things, in any unit
+MAX_COUNT = 2**63 - 1  # Counts fit into 64 bits.
+Positive = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+NotNegative = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+Weight = Annotated[float, Field(ge=0, le=MAX_COUNT)]  # weight of one of several things, in any unit
 
 
 class Short(NamedTuple):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trivium.cli.metrics import WINDOW, comparison
+from trivium.cli.metrics import AVERAGED_STEPS, comparison
 from trivium.cli.run_config import Given, resolve
 from trivium.errors import DataError
 from trivium.training.metrics import METRICS, append
@@ -29,7 +29,7 @@ def test_losses_are_compared_after_the_tokens_that_all_have_seen(tmp_path: Path)
     long = trained(tmp_path / "long", "training.lr=0.002", steps=80, loss=2.0)
     head, *rows = (line.split() for line in comparison([short, long])[:3])
     assert head == ["run", "validation", "loss", "tokens", "lr"]
-    mean = sum(1 / step for step in range(41 - WINDOW, 41)) / WINDOW
+    mean = sum(1 / step for step in range(41 - AVERAGED_STEPS, 41)) / AVERAGED_STEPS
     assert rows == [
         [str(long), "2.0500", f"{2 + mean:.4f}", "800", "0.002"],
         [str(short), "3.0500", f"{3 + mean:.4f}", "400", "0.001"],

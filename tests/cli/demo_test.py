@@ -40,7 +40,7 @@ def test_only_stages_that_fork_ranks_work_in_this_process(tmp_path: Path, monkey
 def test_training_moves_to_the_fastest_layout_unless_the_user_chose_one(sets, ranks, moves, tmp_path: Path) -> None:
     run = Run(resolve(Given("demo", sets, ranks)), Workspace(tmp_path))
     moved = demo.moving(run, sets, ranks)
-    assert moved.config.training.fastest_after == (demo.MOVES_AFTER if moves else 0)
+    assert moved.config.training.fastest_after == (demo.MOVES_AFTER_STEPS if moves else 0)
     assert moved.config.plan == run.config.plan
     (tmp_path / "training").mkdir()
     assert demo.moving(run, None, None) == run

@@ -22,7 +22,7 @@ import trivium.corpus
 from corpus.hostile import KINDS, WORDS
 from trivium.corpus.clean.extract import extract_step
 from trivium.corpus.clean.filters import FILTERS
-from trivium.corpus.clean.tidy import MOST_MARKS, NotTidied, tidy
+from trivium.corpus.clean.tidy import MAX_COMBINING_MARKS, NotTidied, tidy
 from trivium.corpus.config import CurateConfig, DecontaminationConfig, ExtractConfig, SelectionConfig
 from trivium.corpus.dedup.deduplicate import without_equal_texts, without_repeated
 from trivium.corpus.dedup.minhash import MinHash
@@ -259,7 +259,7 @@ def test_long_runs_of_combining_marks_are_dropped_by_name():
         tidy("e\ufb01" + "\u0301\x07\u0323\x07" * 50_000)  # which ftfy would normalise
     with pytest.raises(NotTidied):
         tidy("e" + ("\u0301\u0323" * 50_000).encode().decode("latin-1"))
-    allowed = f"e{marks * (MOST_MARKS // 2)}"
+    allowed = f"e{marks * (MAX_COMBINING_MARKS // 2)}"
     assert tidy(allowed) == unicodedata.normalize("NFC", allowed)
     for name in ("extract", "clean"):
         verdict = FILTERS[name](CurateConfig(), 1).judge(Document("a", f"e{marks * 100_000}", "s"))

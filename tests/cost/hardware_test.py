@@ -4,7 +4,7 @@ from cost.plans import MT_NLG
 from trivium.config import build
 from trivium.cost.collectives import all_gather_seconds, link_of_group
 from trivium.cost.estimate import estimate
-from trivium.cost.hardware import USABLE, machine_from_file, machine_named, machine_names, this_machine
+from trivium.cost.hardware import USABLE_MEMORY_SHARE, machine_from_file, machine_named, machine_names, this_machine
 from trivium.errors import ConfigError
 from trivium.plan.plan import Plan
 
@@ -116,8 +116,8 @@ def test_a_fabric_that_reaches_less_of_its_bandwidth_takes_longer(tmp_path):
 
 def test_what_an_estimate_counts_may_take_what_allocator_and_libraries_leave():
     selene, cpu = machine_named("selene"), this_machine(2, 8 << 30)
-    assert selene.usable_memory(8) == USABLE * selene.memory_bytes
-    assert cpu.usable_memory(8) == USABLE * (1 << 30)
+    assert selene.usable_memory(8) == USABLE_MEMORY_SHARE * selene.memory_bytes
+    assert cpu.usable_memory(8) == USABLE_MEMORY_SHARE * (1 << 30)
     plan = build(Plan, MT_NLG)
     held = estimate(plan, selene).memory.total
     selene = selene.model_copy(update={"memory_bytes": int(held / 0.95)})

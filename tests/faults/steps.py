@@ -14,7 +14,7 @@ from trivium.parallel.sharding.zero import ShardedOptimizer
 from trivium.plan.batch import Batch, Step
 from trivium.training import rates, trainer
 from trivium.training.config import TrainingConfig
-from trivium.training.loss_scale import LARGEST, LossScale
+from trivium.training.loss_scale import MAX_SCALE, LossScale
 
 Tensor = torch.Tensor
 
@@ -157,7 +157,7 @@ def scale_without_bound(original, mesh):
         before, counted = self.value, self.finite_steps
         original(self, finite=finite)
         grows = finite and self.finite_steps == 0 and counted > 0
-        self.value = min(2 * before, LARGEST) if grows else self.value
+        self.value = min(2 * before, MAX_SCALE) if grows else self.value
 
     return update
 

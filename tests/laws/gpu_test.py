@@ -169,8 +169,8 @@ def test_compiled_blocks_and_loss_follow_the_processors(
     long_rows: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if long_rows:
-        monkeypatch.setattr(compiled_blocks, "LONG", 0)
-        monkeypatch.setattr(compiled_blocks, "ENOUGH", 1)
+        monkeypatch.setattr(compiled_blocks, "SPLIT_ROW_ELEMENTS", 0)
+        monkeypatch.setattr(compiled_blocks, "MIN_WHOLE_ROWS", 1)
     losses = []
     for where, compiled in ((device, True), (torch.device("cpu"), False)):
         plan = small(compiled=compiled, precision={"weights": "fp32"})

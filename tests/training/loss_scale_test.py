@@ -15,7 +15,7 @@ from trivium.kernels.cpu import product
 from trivium.kernels.dtypes import DTYPES
 from trivium.parallel.sharding.zero import AdamRule
 from trivium.tokens.rows import Rows
-from trivium.training.loss_scale import GROWTH_STEPS, LARGEST, LEAST, LossScale
+from trivium.training.loss_scale import GROWTH_STEPS, MAX_SCALE, MIN_SCALE, LossScale
 from trivium.training.trainer import Samples, Trainer
 
 
@@ -25,8 +25,8 @@ from trivium.training.trainer import Samples, Trainer
         (LossScale(8.0, 7), [False], LossScale(4.0, 0)),
         (LossScale(4.0, 0), [True] * GROWTH_STEPS, LossScale(8.0, 0)),
         (LossScale(8.0, GROWTH_STEPS - 1), [False, True], LossScale(4.0, 1)),  # finite steps in a row count
-        (LossScale(LEAST, 9), [False], LossScale(LEAST, 0)),
-        (LossScale(LARGEST, GROWTH_STEPS - 1), [True], LossScale(LARGEST, 0)),
+        (LossScale(MIN_SCALE, 9), [False], LossScale(MIN_SCALE, 0)),
+        (LossScale(MAX_SCALE, GROWTH_STEPS - 1), [True], LossScale(MAX_SCALE, 0)),
     ],
 )
 def test_scale_halves_on_overflow_and_doubles_after_many_finite_steps(before, finite, after) -> None:
@@ -61,7 +61,7 @@ def test_overflow_at_the_smallest_scale_is_an_error_and_changes_no_weight() -> N
     half = trainer("fp16")
     assert half.loss_scale is not None
     before, samples = masters(half), Samples(0, 16, random_rows(half.plan))
-    half.loss_scale.value = LEAST
+    half.loss_scale.value = MIN_SCALE
     half.buckets[0].weights[:8] = torch.inf
     with pytest.raises(DataError, match=r"step 7: .* nan .* fp16 at a loss scale of 1.*bf16.*`accepts`"):
         half.train_step(7, samples, 1e-3)

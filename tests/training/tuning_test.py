@@ -14,10 +14,10 @@ from trivium.training.tuning import (
     ADAPTER_LR,
     ADAPTER_PAIRS_LR,
     CONVERSATIONS_PER_STEP,
+    DEFAULT_SEQUENCE_TOKENS,
     FULL_LR,
     FULL_PAIRS_LR,
     MICRO_TOKENS,
-    USUAL_LENGTH,
     Method,
     Size,
     course_for,
@@ -68,7 +68,9 @@ def test_a_method_that_does_not_exist_is_refused(text: str, says: str) -> None:
         method_named(text)
 
 
-@pytest.mark.parametrize(("longest", "length"), [(50, USUAL_LENGTH), (2048, 2048), (2049, 4096), (9000, 4096)])
+@pytest.mark.parametrize(
+    ("longest", "length"), [(50, DEFAULT_SEQUENCE_TOKENS), (2048, 2048), (2049, 4096), (9000, 4096)]
+)
 def test_a_sequence_holds_the_longest_conversation_or_what_the_model_reads(longest: int, length: int) -> None:
     assert length_for(longest, small(model=ROTARY).model) == length
 

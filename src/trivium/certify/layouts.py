@@ -166,7 +166,7 @@ CHOICES: Mapping[str, tuple[Tree, ...]] = {
 }
 NOT_OF_THE_PLAN = ("queries", "split", "ramp", "expert")  # read by `plan_of`
 CANDIDATES_PER_BASE = 24  # drawn for each base; the one with the most new combinations is kept
-ROUNDS = 2
+DRAWS_PER_BASE = 2
 FEATURES_TOGETHER = 3
 MAX_DISTINCT_DEGREE = 3  # larger degrees count as this one
 
@@ -228,7 +228,7 @@ def generated_plans(max_ranks: int) -> list[Plan]:
     every = list(bases(max_ranks))
     together = Together({f for base in every for f in base.features} | {f for key in CHOICES for f in _named(key)})
     found: dict[Plan, None] = {}  # in order
-    for round_number, base in itertools.product(range(ROUNDS), every):
+    for round_number, base in itertools.product(range(DRAWS_PER_BASE), every):
         best = max(_draw(base, round_number), key=lambda drawn: together.new(drawn.features), default=None)
         if best is not None and together.new(best.features) and best.plan not in found:
             together.add(best.features)

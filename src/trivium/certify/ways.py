@@ -179,7 +179,7 @@ NARROW = Way("narrow", (*SMALL_LIMITS, *AS_ACCELERATORS, *ADDED_BY_US), narrow=T
 FAR = Way("far", (Replaced(transports, "DIRECT_BYTES", 4000),), by_memory=False, in_order=True)
 LONG_WAY = Way(
     "long",
-    (Replaced(loss_scale, "GROWTH_STEPS", SCALE_GROWTH_STEPS), Replaced(loss_scale, "LARGEST", LARGEST_SCALE)),
+    (Replaced(loss_scale, "GROWTH_STEPS", SCALE_GROWTH_STEPS), Replaced(loss_scale, "MAX_SCALE", LARGEST_SCALE)),
     narrow=True,
     refuses=OVERFLOWS,
     shaped=thin_and_long,

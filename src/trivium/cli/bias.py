@@ -34,7 +34,7 @@ from trivium.units import counted
 
 app = App()
 SERIES = "bias_series.json"  # in the run directory
-TOGETHER = 64  # texts written side by side
+TEXTS_PER_BATCH = 64
 WINOGRAD = ("winogender", "winobias")
 
 
@@ -94,7 +94,7 @@ def _measure_asked(place: Path, out: Path, preset: str | None, sets: list[str] |
     Reads("bias", BIAS.sections).check(sets)
     run = open_asked(place, out, preset, sets)
     with opened(place) as found, progress_of("bias") as progress:
-        scorer = Writer(NativeScorer.open(found.newest, found.tokenizer), together=TOGETHER)
+        scorer = Writer(NativeScorer.open(found.newest, found.tokenizer), together=TEXTS_PER_BATCH)
         measured = measure(run.config.bias, scorer, seed=run.config.seed, progress=progress)
         results = {**measured.results, "model": about_checkpoint(found.newest)}
     for line in _lines(results):
@@ -132,7 +132,7 @@ def open_writer(run: Run, checkpoint: Path | None = None) -> Any:
     from trivium.evaluation.answer import NativeScorer
     from trivium.serving.writer import Writer
 
-    return Writer(NativeScorer.open(checkpoint or run.at.checkpoints, run.tokenizer), together=TOGETHER)
+    return Writer(NativeScorer.open(checkpoint or run.at.checkpoints, run.tokenizer), together=TEXTS_PER_BATCH)
 
 
 def series_lines(found: Result) -> list[str]:

@@ -19,8 +19,8 @@ from trivium.errors import ConfigError, nearest
 
 app = App(help="Show and document configs.")
 
-PIPED, NARROWEST, WIDEST = 100, 80, 120  # columns of a line: where no terminal says, and of any terminal
-MIDDLE = 30  # largest width of the middle part of a line
+PIPED_COLUMNS, MIN_COLUMNS, MAX_COLUMNS = 100, 80, 120  # columns of a line: where no terminal says, and of any terminal
+MAX_MIDDLE_COLUMNS = 30  # of the middle part of a line
 Path = Annotated[str, typer.Argument(metavar="PATH", help="A section or a field; default: all.")]
 
 
@@ -64,11 +64,11 @@ def _under(path: str, known: Sequence[str]) -> list[str]:
 
 def _say_wrapped(rows: Sequence[Sequence[str]], header: Sequence[str]) -> None:
     """Print a table as wide as the terminal, with long cells wrapped."""
-    width = min(max(shutil.get_terminal_size((PIPED, 0)).columns, NARROWEST), WIDEST)
+    width = min(max(shutil.get_terminal_size((PIPED_COLUMNS, 0)).columns, MIN_COLUMNS), MAX_COLUMNS)
     paths = [_path_lines(row[0], width // 2) for row in rows]
     first = max(len(line) for lines in [[header[0]], *paths] for line in lines)
     rest = width - first - 4
-    second = min(MIDDLE, max(len(row[1]) for row in [header, *rows]), 2 * rest // 5)
+    second = min(MAX_MIDDLE_COLUMNS, max(len(row[1]) for row in [header, *rows]), 2 * rest // 5)
     wrapped = []
     for path, row in zip(paths, rows, strict=True):
         middle, last = (textwrap.wrap(text, room) for text, room in zip(row[1:], (second, rest - second), strict=True))

@@ -63,8 +63,8 @@ KeepWork = Annotated[
     ),
 ]
 KEPT = ".curated.kept"
-MOST_SOURCES = 30  # sources that a dry run lists
-SHOWN = 5  # damaged files named on the terminal
+MAX_SOURCES_LISTED = 30  # by a dry run
+MAX_DAMAGED_FILES_NAMED = 5
 
 
 class _Corpus(Group):
@@ -226,7 +226,7 @@ def refuse_changed(run: Run) -> None:
             raise changed(entry["path"], entry["mark"], mark, remedy)
 
 
-def listed_files(run: Run, most: int = MOST_SOURCES) -> list[str]:
+def listed_files(run: Run, most: int = MAX_SOURCES_LISTED) -> list[str]:
     """Return what a harvest would read: files and bytes of each source, of the first `most` one by one."""
     from trivium.corpus.read.files import list_files, source_of, states_of, told_endings
 
@@ -338,8 +338,12 @@ def _harvest_lines(result: Result) -> list[str]:
 
         lines.append(f"  not read, as they are of another kind: {told_endings(result['not_read'])}")
     damaged = result["damaged"]
-    more = [f"  … and {len(damaged) - SHOWN} more in sources.json"] if len(damaged) > SHOWN else []
-    return [*lines, *(f"  damaged: {line}" for line in damaged[:SHOWN]), *more]
+    more = (
+        [f"  … and {len(damaged) - MAX_DAMAGED_FILES_NAMED} more in sources.json"]
+        if len(damaged) > MAX_DAMAGED_FILES_NAMED
+        else []
+    )
+    return [*lines, *(f"  damaged: {line}" for line in damaged[:MAX_DAMAGED_FILES_NAMED]), *more]
 
 
 def _most_first(counts: Mapping[str, int]) -> list[tuple[str, int]]:

@@ -454,8 +454,8 @@ def _say_funnel(found: Mapping[str, Any]) -> None:
         say(line)
 
 
-SHOWN = 300  # characters of a reject's text
-REJECTS = 10  # number of documents that are drawn
+DEFAULT_CHARACTERS = 300  # of a reject's text
+DEFAULT_REJECTS = 10
 SAMPLE_TOKENS = 2048
 
 
@@ -477,11 +477,14 @@ class Shown:
         str | None, typer.Option("--reason", metavar="TEXT", help="--rejects: only those whose reason holds this text.")
     ] = None
     count: Annotated[
-        int | None, typer.Option("--count", metavar="N", min=1, help=f"--rejects: how many; default: {REJECTS}.")
+        int | None,
+        typer.Option("--count", metavar="N", min=1, help=f"--rejects: how many; default: {DEFAULT_REJECTS}."),
     ] = None
     characters: Annotated[
         int | None,
-        typer.Option("--characters", metavar="N", min=0, help=f"--rejects: how much of each text; default: {SHOWN}."),
+        typer.Option(
+            "--characters", metavar="N", min=0, help=f"--rejects: how much of each text; default: {DEFAULT_CHARACTERS}."
+        ),
     ] = None
     blend: Annotated[
         str | None,
@@ -541,14 +544,16 @@ def _show_rejects(asked: Shown) -> None:
     step, reason = asked.step or "", asked.reason or ""
     if asked.as_json and asked.characters is not None:
         raise ConfigError(f"--characters {asked.characters}: --json has each text whole; leave one of the two out")
-    found = some_rejects(asked.out / "curated", step=step, reason=reason, count=asked.count or REJECTS)
+    found = some_rejects(asked.out / "curated", step=step, reason=reason, count=asked.count or DEFAULT_REJECTS)
     if not found:
         raise DataError(
             f"no reject of {asked.out / 'curated'} has --step '{step}' and --reason '{reason}'; `trivium corpus show` "
             "counts them"
         )
     whole = [dumps(row, ensure_ascii=False) for row in found] if asked.as_json else []
-    for line in whole or reject_lines(found, characters=SHOWN if asked.characters is None else asked.characters):
+    for line in whole or reject_lines(
+        found, characters=DEFAULT_CHARACTERS if asked.characters is None else asked.characters
+    ):
         say(line)
 
 

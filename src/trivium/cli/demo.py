@@ -29,7 +29,7 @@ from trivium.errors import ConfigError, nearest
 from trivium.untrusted import read_json
 
 STAGES: tuple[Stage, ...] = (HARVEST, CURATE, TOKENIZE, PLAN, TRAIN, PROVE, EVALUATE, BIAS, GENERATE)
-MOVES_AFTER = 40  # steps
+MOVES_AFTER_STEPS = 40
 LAYOUT_FIELDS = ("plan.layout", "training.fastest_after")
 COLUMNS = 116  # width of a line of a sample
 NAMES = ("doctor", *(stage.name for stage in STAGES), "report")
@@ -79,9 +79,9 @@ def moving(run: Run, sets: Sequence[str] | None, ranks: int | None) -> Run:
     has begun already."""
     chosen = ranks is not None or any(each.startswith(LAYOUT_FIELDS) for each in sets or ())
     training = run.config.training
-    if chosen or run.at.folder(TRAIN.folder).is_dir() or training.steps <= 2 * MOVES_AFTER:
+    if chosen or run.at.folder(TRAIN.folder).is_dir() or training.steps <= 2 * MOVES_AFTER_STEPS:
         return run
-    training = training.model_copy(update={"fastest_after": MOVES_AFTER})
+    training = training.model_copy(update={"fastest_after": MOVES_AFTER_STEPS})
     return replace(run, config=run.config.model_copy(update={"training": training}))
 
 

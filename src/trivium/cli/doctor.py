@@ -35,7 +35,7 @@ def doctor(
 def _measure_hosts(*, as_json: bool) -> None:
     """Print bandwidth and latency of every pair of hosts, and the links that are slow against the median."""
     from trivium.comms.launch import connected, torchrun_place
-    from trivium.comms.links import LATER, SLOWER, measured_links, slow_of
+    from trivium.comms.links import MAX_BANDWIDTH_RATIO, MAX_LATENCY_RATIO, measured_links, slow_of
 
     place = torchrun_place()
     if place is None or place.hosts < 2:
@@ -54,7 +54,10 @@ def _measure_hosts(*, as_json: bool) -> None:
     for link in links:
         rate, latency = f"{link.bytes_per_second / 1e9:.3g} GB/s", f"{link.latency_seconds * 1e6:.3g} µs"
         say(f"  host {link.first} and host {link.second}: {rate}, {latency}{'  SLOW' if link in slow else ''}")
-    say(f"  slow: bandwidth {SLOWER:g} times below the median, or latency {LATER:g} times above it: {len(slow)}")
+    say(
+        f"  slow: bandwidth {MAX_BANDWIDTH_RATIO:g} times below the median, or latency {MAX_LATENCY_RATIO:g} times "
+        f"above it: {len(slow)}"
+    )
 
 
 def examine(at: Workspace) -> None:

@@ -171,7 +171,7 @@ def _run(work: Callable[[], None], pipe: Connection) -> None:
 
 
 Commands = Callable[[str], Iterator[tuple[str, Any]]]
-_MOST_PROPOSED = 3  # options or fields that an unknown option may mean
+_MAX_PROPOSED = 3  # options or fields that an unknown option may mean
 _MIN_OPTION_SIMILARITY = 0.75  # ratio of difflib
 
 
@@ -191,9 +191,9 @@ def _complete(error: Any, commands: Commands) -> None:
     error.message = plain(error.message).replace("Value error, ", "")
     if not hasattr(error, "possibilities"):
         return
-    meant = " or ".join(list(_meant(error))[:_MOST_PROPOSED])
+    meant = " or ".join(list(_meant(error))[:_MAX_PROPOSED])
     command = getattr(getattr(error, "ctx", None), "command_path", "trivium")
-    if others := _others_with(error, command, commands)[:_MOST_PROPOSED]:
+    if others := _others_with(error, command, commands)[:_MAX_PROPOSED]:
         remedy = f"{', '.join(others)} {'has' if len(others) == 1 else 'have'} it; `{command} --help` lists its own"
     else:
         remedy = f"did you mean {meant}?" if meant else f"`{command} --help` lists those that there are"

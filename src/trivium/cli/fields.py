@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, NamedTuple, get_args, get_origin
 
-from trivium.config import MOST, Config, owner_of
+from trivium.config import MAX_COUNT, Config, owner_of
 
 BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 WORDS = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true, false", "null": "null"}
@@ -81,5 +81,5 @@ def _allowed(schema: Mapping[str, Any]) -> str:
         return f"list of {_allowed(schema['items'])}" if "items" in schema else "list"
     if kind == "object" or kind not in WORDS:
         return "mapping"
-    bounds = {name: sign for name, sign in BOUNDS.items() if schema.get(name, MOST) != MOST}
+    bounds = {name: sign for name, sign in BOUNDS.items() if schema.get(name, MAX_COUNT) != MAX_COUNT}
     return " ".join([WORDS[kind], *(f"{sign} {schema[name]:g}" for name, sign in bounds.items())])

@@ -17,12 +17,12 @@ from trivium.units import format_bytes
 
 PYTHON = (3, 11)
 TORCH = (2, 11)
-CORES = 2
+MIN_CORES = 2
 MEMORY_BYTES = 4 << 30  # all processes of the demo together
-DISK_BYTES = 300 << 20
-SHM_BYTES = 64 << 20
-PORTS = 8
-FILES = 1024
+MIN_DISK_BYTES = 300 << 20
+MIN_SHM_BYTES = 64 << 20
+MIN_PORTS = 8
+MIN_OPEN_FILES = 1024
 DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # drivers of NVIDIA, of AMD, and of WSL
 # A process of its own asks: here no rank could be forked any more that uses what was asked about.
 ASKED_OF_TORCH = """
@@ -61,7 +61,7 @@ class Facts(NamedTuple):
     memory_bytes: int  # available now
     disk_bytes: int  # free where the output goes
     shm_bytes: int | None  # None where the platform has no /dev/shm
-    ports: int  # number of PORTS that could be opened on the loopback
+    ports: int  # number of MIN_PORTS that could be opened on the loopback
     files: int | None  # number of files that a process may open; None: no limit
     out: Path
     writable: str  # empty, or why not
@@ -97,7 +97,7 @@ def judge(facts: Facts) -> Iterator[Check]:
     )
     yield _torch(facts.torch)
     yield _judged_gpus(facts.gpus, facts.torch)
-    yield _at_least("cores", facts.cores >= CORES, str(facts.cores), "WARN", "it works, about twice as long")
+    yield _at_least("cores", facts.cores >= MIN_CORES, str(facts.cores), "WARN", "it works, about twice as long")
     yield _at_least(
         "memory",
         facts.memory_bytes >= MEMORY_BYTES,
@@ -107,10 +107,10 @@ def judge(facts: Facts) -> Iterator[Check]:
     )
     yield _at_least(
         "disk",
-        facts.disk_bytes >= DISK_BYTES,
+        facts.disk_bytes >= MIN_DISK_BYTES,
         f"{format_bytes(facts.disk_bytes)} free at {facts.out}",
         "FAIL",
-        f"the demo writes up to {format_bytes(DISK_BYTES)}; free space or give another --out",
+        f"the demo writes up to {format_bytes(MIN_DISK_BYTES)}; free space or give another --out",
     )
     yield _at_least(
         "output",
@@ -122,25 +122,25 @@ def judge(facts: Facts) -> Iterator[Check]:
     shm = "none on this platform" if facts.shm_bytes is None else f"{format_bytes(facts.shm_bytes)} free"
     yield _at_least(
         "/dev/shm",
-        facts.shm_bytes is None or facts.shm_bytes >= SHM_BYTES,
+        facts.shm_bytes is None or facts.shm_bytes >= MIN_SHM_BYTES,
         shm,
         "WARN",
         "in a container, start it with --shm-size=256m",
     )
     yield _at_least(
         "ports",
-        facts.ports == PORTS,
-        f"{facts.ports} of {PORTS} loopback ports could be opened",
+        facts.ports == MIN_PORTS,
+        f"{facts.ports} of {MIN_PORTS} loopback ports could be opened",
         "FAIL" if facts.ports == 0 else "WARN",
         "gloo connects the ranks over 127.0.0.1; allow it, or use --ranks 1",
     )
     yield _messages(facts.messages)
     yield _at_least(
         "files",
-        facts.files is None or facts.files >= FILES,
+        facts.files is None or facts.files >= MIN_OPEN_FILES,
         "no limit" if facts.files is None else f"{facts.files} open files per process",
         "WARN",
-        f"raise it with `ulimit -n {4 * FILES}`",
+        f"raise it with `ulimit -n {4 * MIN_OPEN_FILES}`",
     )
 
 
@@ -228,7 +228,7 @@ def _system_memory() -> int:
 def _free_ports() -> int:
     held: list[socket.socket] = []
     try:
-        for _ in range(PORTS):
+        for _ in range(MIN_PORTS):
             held.append(socket.create_server(("127.0.0.1", 0)))
     except OSError:
         pass

@@ -34,7 +34,7 @@ GO_ON = (
 )  # after an interruption; other verbs begin anew
 # These verbs ask a model, which may be brought in for it.
 ASKING = ("evaluate", "incontext", "bias", "generate", "chat", "judge", "serve")
-MOST_FILES = 1 << 18  # open at once: 65,536 sources of a blend, each with two files in two splits
+MAX_OPEN_FILES = 1 << 18  # open at once: 65,536 sources of a blend, each with two files in two splits
 
 
 class Verb(NamedTuple):
@@ -177,7 +177,7 @@ def main() -> None:
 def _open_many_files() -> None:
     """Open as many files as the system allows: shells allow 1024 at first, and each source of a corpus has some."""
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_FILES if most == resource.RLIM_INFINITY else min(most, MOST_FILES)
+    wanted = MAX_OPEN_FILES if most == resource.RLIM_INFINITY else min(most, MAX_OPEN_FILES)
     if now != resource.RLIM_INFINITY and now < wanted:
         with suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))

@@ -29,7 +29,7 @@ from trivium.training.record import read_record
 from trivium.units import format_count, format_flops
 
 POLL_SECONDS = 1.0
-SHOWN = 10  # steps, where nothing else is said
+DEFAULT_STEPS = 10
 EXPERTS = "experts"  # in a record: the loads of experts, by layer
 # Headings and widths: 80 columns of a terminal hold a line.
 COLUMNS: Mapping[str, int] = {
@@ -73,7 +73,8 @@ def metrics(
         ),
     ] = None,
     last: Annotated[
-        int | None, typer.Option("--last", metavar="N", min=1, help=f"Print this number of steps; default: {SHOWN}.")
+        int | None,
+        typer.Option("--last", metavar="N", min=1, help=f"Print this number of steps; default: {DEFAULT_STEPS}."),
     ] = None,
     follow: Annotated[
         bool,
@@ -108,7 +109,7 @@ def metrics(
     paths = [folder / METRICS] if to is None else [folder / METRICS, folder / TASKS]
     batches = _batches(NewLines(paths, record_of), folder, follow=follow)
     if to is None:
-        _print(batches, last or SHOWN, run if follow and sys.stdout.isatty() else None)
+        _print(batches, last or DEFAULT_STEPS, run if follow and sys.stdout.isatty() else None)
     else:
         _hand_over(batches, to, run)
 
@@ -158,7 +159,7 @@ def _print(batches: Iterator[Iterable[Mapping[str, Any]]], last: int, live: Path
         for record in chain.from_iterable(batches):
             say(_line(_cells(record), columns))
         return
-    newest: deque[Mapping[str, Any]] = deque(maxlen=WINDOW)
+    newest: deque[Mapping[str, Any]] = deque(maxlen=AVERAGED_STEPS)
     with progress_of("train", sys.stdout, long_notes=True) as progress:
         for batch in batches:
             newest.extend(record for record in batch if "loss" in record)
@@ -202,14 +203,15 @@ def _batches(lines: Any, folder: Path, *, follow: bool) -> Iterator[Iterable[Map
         time.sleep(POLL_SECONDS)
 
 
-WINDOW = 10  # steps whose losses are averaged
-MOST_FIELDS = 6  # as columns; the others are named below
+AVERAGED_STEPS = 10  # in a comparison of losses
+MAX_FIELD_COLUMNS = 6  # as columns; the others are named below
 LOCAL = ("training.start_from", "training.evaluation.data")  # fields with local paths
 ABSENT = "-"
 
 
 class Losses(NamedTuple):
-    """A training's newest losses up to a number of tokens, of validation and as the mean of the last WINDOW steps."""
+    """A training's newest losses up to a number of tokens, of validation and as the mean of the last AVERAGED_STEPS
+    steps."""
 
     tokens: int  # tokens of the record with the most, or 0 without records
     validation: float | None
@@ -236,7 +238,7 @@ def comparison(runs: Sequence[Path]) -> list[str]:
     common = min(training.losses.tokens for training in trainings)
     paths = sorted(set().union(*(t.fields for t in trainings)))
     differing = [p for p in paths if len({str(t.fields.get(p, ABSENT)) for t in trainings}) > 1]
-    shown, others = differing[:MOST_FIELDS], differing[MOST_FIELDS:]
+    shown, others = differing[:MAX_FIELD_COLUMNS], differing[MAX_FIELD_COLUMNS:]
     rows = []
     compared = [(t, t.losses_after(common)) for t in trainings]
     for t, losses in sorted(compared, key=lambda pair: _order(pair[1])):
@@ -246,7 +248,8 @@ def comparison(runs: Sequence[Path]) -> list[str]:
     head = ("run", "validation", "loss", "tokens", *(_short(path, differing) for path in shown))
     lines = [*table(rows, header=head, indent=0), ""]
     lines.append(
-        f"validation and loss (mean of {WINDOW} steps) after at most {format_count(common)} tokens, which all have seen"
+        f"validation and loss (mean of {AVERAGED_STEPS} steps) after at most {format_count(common)} tokens, which all "
+        f"have seen"
     )
     if others:
         lines.append(f"they differ in {', '.join(others)} too")
@@ -271,7 +274,7 @@ def _training(run: Path) -> Training:
 def _losses(log: Path, tokens: float = math.inf) -> Losses:
     """Read the losses up to a number of tokens, one record at a time: the log of a long training may not fit in
     memory."""
-    last: deque[float] = deque(maxlen=WINDOW)
+    last: deque[float] = deque(maxlen=AVERAGED_STEPS)
     most, validation = 0, None
     for record in records(log):
         if "tokens" in record and record["tokens"] <= tokens:

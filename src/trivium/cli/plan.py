@@ -42,7 +42,7 @@ from trivium.progress import Progress
 from trivium.provenance import write_json
 from trivium.units import counted
 
-FEW_NODES = 12  # lines of a drawing, unless all are asked for
+MAX_DRAWN_LINES = 12  # unless all are asked for
 
 app = App()
 app.command("search", short_help="Find the fastest layouts on a machine, and why they win.")(search)
@@ -217,11 +217,11 @@ def map_lines(layout: Layout, per_node: int, *, place: str, every: bool = False)
     """The drawing with its legend, and which axes cross the borders of nodes; many nodes are cut short."""
     nodes = node_of(layout.world_size - 1, per_node) + 1
     shown = list(range(nodes))
-    if not every and nodes > FEW_NODES:
-        shown = [*shown[: FEW_NODES - 2], *shown[-2:]]
+    if not every and nodes > MAX_DRAWN_LINES:
+        shown = [*shown[: MAX_DRAWN_LINES - 2], *shown[-2:]]
     drawn = draw(layout, per_node, nodes=shown)
     if len(shown) < nodes:
-        drawn.insert(FEW_NODES - 2, f"…  {nodes - len(shown)} more nodes in the same order; --all draws them")
+        drawn.insert(MAX_DRAWN_LINES - 2, f"…  {nodes - len(shown)} more nodes in the same order; --all draws them")
     return [
         f"{counted(layout.world_size, 'rank')} on {place}: {counted(nodes, 'node')}; a cell is a device with the "
         f"coordinate of its rank ({legend(layout)})",

@@ -10,7 +10,7 @@ from trivium.cli.show import table
 from trivium.config import to_tree
 from trivium.cost.case import case_of
 from trivium.cost.estimate import strides_of
-from trivium.cost.hardware import USABLE, Machine
+from trivium.cost.hardware import USABLE_MEMORY_SHARE, Machine
 from trivium.cost.saving import NearCopy, near_copy
 from trivium.cost.step_time import SCHEDULES, step
 from trivium.errors import ConfigError
@@ -40,7 +40,7 @@ class Asked:
     name: str
     tokens: int | None = None
     failures: tuple[float, float] | None = None
-    share: float = USABLE
+    share: float = USABLE_MEMORY_SHARE
     forward_passes: int = 0
 
 

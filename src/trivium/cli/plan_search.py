@@ -36,8 +36,8 @@ Model = Annotated[
         autocompletion=preset_names,
     ),
 ]
-MOST = 10**9  # largest count, because arithmetic over thousands of plans has 64 bits
-Nodes = Annotated[int | None, typer.Option("--nodes", metavar="N", min=1, max=MOST, help="How many of its nodes.")]
+MAX_COUNT = 10**9  # because arithmetic over thousands of plans has 64 bits
+Nodes = Annotated[int | None, typer.Option("--nodes", metavar="N", min=1, max=MAX_COUNT, help="How many of its nodes.")]
 RankCount = Annotated[
     int | None,
     typer.Option("--ranks", metavar="N", min=1, max=MAX_PLAN_RANKS, help="How many ranks. Default: one per device."),

@@ -352,7 +352,7 @@ _NAMES = {
     "generation.sampling.temperature": "temp",
 }
 SYNONYMS: Mapping[str, str] = MappingProxyType({name: path for path, names in _NAMES.items() for name in names.split()})
-_SIMILAR = 0.75  # similarity of two names by difflib from which one may be a misspelling of the other
+_MIN_SIMILARITY = 0.75  # similarity of two names by difflib from which one may be a misspelling of the other
 
 
 def fields_meant(name: str, paths: Mapping[str, str]) -> Iterator[str]:
@@ -364,5 +364,5 @@ def fields_meant(name: str, paths: Mapping[str, str]) -> Iterator[str]:
         names.setdefault(last, []).append(path)
     for synonym, path in SYNONYMS.items():
         names.setdefault(synonym, []).append(path)
-    close = [plain] if plain in names else difflib.get_close_matches(plain, names, n=3, cutoff=_SIMILAR)
+    close = [plain] if plain in names else difflib.get_close_matches(plain, names, n=3, cutoff=_MIN_SIMILARITY)
     yield from dict.fromkeys(path for one in close for path in names[one])

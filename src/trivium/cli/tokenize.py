@@ -44,7 +44,7 @@ Workers = Annotated[
 
 ADOPT = "data adopt"  # the verb that takes tokens as they are
 
-_TOLD_EXCESS = 1.5  # ratio of a source's samples to its weight from which a line is printed
+_MIN_EXCESS_TOLD = 1.5  # ratio of a source's samples to its weight from which a line is printed
 
 app = App()
 
@@ -161,7 +161,7 @@ def for_a_training(run: Run) -> str:
 
 
 def _lines(result: Result) -> list[str]:
-    from trivium.tokens.blend import RESOLUTION, largest_excess
+    from trivium.tokens.blend import SHARES_PER_PERIOD, largest_excess
 
     totals = result["totals"]
     lines = [f"  vocabulary {result['vocabulary']} ids ({result['dtype']} shards)"]
@@ -173,10 +173,10 @@ def _lines(result: Result) -> list[str]:
         lines.append(f"  {split}: {part['tokens']:,} tokens of {part['documents']:,} documents")
         lines += never_read_lines(result, result["sequence"]) if split == "train" else []
     source, excess = largest_excess({name: entry["weight"] for name, entry in result["sources"].items()})
-    if excess > _TOLD_EXCESS:
+    if excess > _MIN_EXCESS_TOLD:
         lines.append(
-            f"  weights are multiples of 1/{RESOLUTION}: source {source} is read {excess:.1f} times as often as its "
-            "weight says; put small sources into one folder"
+            f"  weights are multiples of 1/{SHARES_PER_PERIOD}: source {source} is read {excess:.1f} times as often as "
+            "its weight says; put small sources into one folder"
         )
     for name in ("unigram_entropy", "validation_unigram_entropy"):
         if name in result:

@@ -68,7 +68,7 @@ HostCounts = Annotated[
     ),
 ]
 ACTIVATIONS = "activations"  # a category of memory
-GROUPS_TOLD = 8  # groups of ranks with equal memory that the summary of a training lists
+MAX_GROUPS_LISTED = 8  # of ranks with equal memory, in the summary of a training
 
 app = App()
 
@@ -494,10 +494,10 @@ def _lines(result: Result) -> list[str]:
     first = "" if where == result["layout"] else f" in the first layout, {layout_text(where)}"
     if groups:
         lines.append(f"  memory counted (predicted){first}:")
-    lines += [f"    {_memory_text(group)}" for group in groups[:GROUPS_TOLD]]
-    if len(groups) > GROUPS_TOLD:
+    lines += [f"    {_memory_text(group)}" for group in groups[:MAX_GROUPS_LISTED]]
+    if len(groups) > MAX_GROUPS_LISTED:
         lines.append(
-            f"    and of {sum(len(g.ranks) for g in groups[GROUPS_TOLD:])} more ranks in training/summary.json"
+            f"    and of {sum(len(g.ranks) for g in groups[MAX_GROUPS_LISTED:])} more ranks in training/summary.json"
         )
     if any(g.counted.get(ACTIVATIONS, 0) < g.predicted.get(ACTIVATIONS, 0) for g in groups):
         lines.append("    activations are predicted for a full batch in which every target counts; this step had fewer")

@@ -62,7 +62,7 @@ from trivium.units import counted
 from trivium.untrusted import read_bytes
 
 ANSWERS_ASKED = 200  # held-out answers that the model gives before and after the training
-SURVEYED = 64  # longest conversations, whose tokens decide the length of the sequences
+SURVEYED_CONVERSATIONS = 64  # longest conversations, whose tokens decide the length of the sequences
 _LENGTH = "plan.model.sequence"
 
 app = App()
@@ -356,7 +356,7 @@ def _encode(data: Path, base: Base, source: Source, is_given: bool, run: Run, ou
     model = run.config.plan.model
     length, how = model.sequence, (base.template, base.tokenizer)
     if not is_given:
-        most = nlargest(SURVEYED, source.read(data), key=source.characters)
+        most = nlargest(SURVEYED_CONVERSATIONS, source.read(data), key=source.characters)
         length = length_for(max((source.tokens(one, *how) for one in most), default=1), model)
     settings = PackSettings(length, run.config.seed, run.config.tokens.validation_fraction)
     return source.write(source.read(data), out, *how, settings, progress)

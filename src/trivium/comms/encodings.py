@@ -27,9 +27,9 @@ from trivium.plan.messages import (
 Tensor = torch.Tensor
 
 E4M3 = torch.float8_e4m3fn
-E4M3_MOST = 448.0
-INT8_MOST = 127.0
-LEAST_EXPONENT, MOST_EXPONENT = -126, 127  # of scales that are powers of two; normal numbers of fp32
+E4M3_MAX = 448.0
+INT8_MAX = 127.0
+MIN_EXPONENT, MAX_EXPONENT = -126, 127  # of scales that are powers of two; normal numbers of fp32
 NAN_EXPONENT = 255  # the code of E8M0 for NaN
 
 
@@ -146,9 +146,9 @@ def _decode_bf16(sent: Tensor) -> Tensor:
 def _encode_fp8(x: Tensor) -> Tensor:
     """A block is divided by the least power of two that leaves no number above the largest of E4M3."""
     largest = x.abs().amax(-1, keepdim=True)
-    exponent = torch.ceil(torch.log2(largest / E4M3_MOST)).clamp(LEAST_EXPONENT, MOST_EXPONENT)
+    exponent = torch.ceil(torch.log2(largest / E4M3_MAX)).clamp(MIN_EXPONENT, MAX_EXPONENT)
     # The logarithm is rounded: where it was too small, the next power of two is taken.
-    exponent += largest > E4M3_MOST * torch.exp2(exponent)
+    exponent += largest > E4M3_MAX * torch.exp2(exponent)
     codes = (exponent + 127).nan_to_num(NAN_EXPONENT).to(torch.uint8)
     codes = torch.where(largest.isfinite(), codes, NAN_EXPONENT)
     return torch.cat([_as_e4m3(x * torch.exp2(-exponent)), codes], -1)
@@ -162,15 +162,15 @@ def _decode_fp8(sent: Tensor) -> Tensor:
 
 def _as_e4m3(x: Tensor) -> Tensor:
     """Return the codes of numbers. Casts beyond the range differ between versions of torch, so the range is kept."""
-    return _as_bytes(x.clamp(-E4M3_MOST, E4M3_MOST).to(E4M3))
+    return _as_bytes(x.clamp(-E4M3_MAX, E4M3_MAX).to(E4M3))
 
 
 def _encode_taco(x: Tensor) -> Tensor:
     blocks = x.view(len(x), -1, TACO_BLOCK)
     largest = blocks.abs().amax(-1)
     whole = largest.amax(-1, keepdim=True)
-    own = (largest / whole.clamp(min=torch.finfo(torch.float32).tiny) * E4M3_MOST).clamp(max=E4M3_MOST).to(E4M3)
-    scales = own.float() * whole / E4M3_MOST / E4M3_MOST
+    own = (largest / whole.clamp(min=torch.finfo(torch.float32).tiny) * E4M3_MAX).clamp(max=E4M3_MAX).to(E4M3)
+    scales = own.float() * whole / E4M3_MAX / E4M3_MAX
     codes = _as_e4m3(torch.where(scales.unsqueeze(-1) > 0, blocks / scales.unsqueeze(-1), 0))
     whole = torch.where(whole.isfinite(), whole, torch.nan)
     return torch.cat([codes.view(len(x), -1), _as_bytes(own), _as_bytes(whole)], -1)
@@ -178,7 +178,7 @@ def _encode_taco(x: Tensor) -> Tensor:
 
 def _decode_taco(sent: Tensor) -> Tensor:
     codes, own, whole = sent.split([TACO_UNIT, TACO_UNIT // TACO_BLOCK, 4], -1)
-    scales = _of_bytes(own, E4M3).float() * _of_bytes(whole, torch.float32) / E4M3_MOST / E4M3_MOST
+    scales = _of_bytes(own, E4M3).float() * _of_bytes(whole, torch.float32) / E4M3_MAX / E4M3_MAX
     return (_of_bytes(codes, E4M3).float().view(len(sent), -1, TACO_BLOCK) * scales.unsqueeze(-1)).flatten(1)
 
 
@@ -198,8 +198,8 @@ def _rotated(x: Tensor) -> Tensor:
 
 
 def _encode_int8(x: Tensor) -> Tensor:
-    scale = x.abs().amax(-1, keepdim=True) / INT8_MOST
-    codes = torch.where(scale > 0, x / scale, 0).nan_to_num(0).round().clamp(-INT8_MOST, INT8_MOST).to(torch.int8)
+    scale = x.abs().amax(-1, keepdim=True) / INT8_MAX
+    codes = torch.where(scale > 0, x / scale, 0).nan_to_num(0).round().clamp(-INT8_MAX, INT8_MAX).to(torch.int8)
     return torch.cat([_as_bytes(codes), _as_bytes(torch.where(scale.isfinite(), scale, torch.nan))], -1)
 
 

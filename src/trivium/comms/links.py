@@ -14,11 +14,11 @@ import torch.distributed as dist
 
 from trivium.comms.launch import Place
 
-PINGS = 20  # of one element; the fastest counts
-PUSHES = 3  # of MESSAGE_BYTES there and back; the fastest counts
+PING_REPEATS = 20  # of one element; the fastest counts
+PUSH_REPEATS = 3  # of MESSAGE_BYTES there and back; the fastest counts
 MESSAGE_BYTES = 16 << 20
-SLOWER = 1.5  # a link is slow if its bandwidth is this many times below the median
-LATER = 3.0  # or if its latency is this many times above the median
+MAX_BANDWIDTH_RATIO = 1.5  # a link is slow if its bandwidth is this many times below the median
+MAX_LATENCY_RATIO = 3.0  # or if its latency is this many times above the median
 
 
 class Link(NamedTuple):
@@ -49,7 +49,11 @@ def slow_of(links: Sequence[Link]) -> list[Link]:
     if len(links) < 3:
         return []
     usual, late = median(x.bytes_per_second for x in links), median(x.latency_seconds for x in links)
-    slow = [x for x in links if x.bytes_per_second * SLOWER < usual or x.latency_seconds > LATER * late]
+    slow = [
+        x
+        for x in links
+        if x.bytes_per_second * MAX_BANDWIDTH_RATIO < usual or x.latency_seconds > MAX_LATENCY_RATIO * late
+    ]
     return sorted(slow, key=lambda x: x.bytes_per_second)
 
 
@@ -65,8 +69,8 @@ def measured_links(place: Place) -> list[Link]:
         peer = (pair[0] if own == pair[1] else pair[1]) * place.local_ranks
         one, block = torch.zeros(1, device=place.device), torch.zeros(MESSAGE_BYTES, dtype=torch.uint8).to(place.device)
         begins = own == pair[0]
-        latency = min(_round_trip(one, one, peer, begins=begins) for _ in range(PINGS)) / 2
-        seconds = min(_round_trip(block, block, peer, begins=begins) for _ in range(PUSHES))
+        latency = min(_round_trip(one, one, peer, begins=begins) for _ in range(PING_REPEATS)) / 2
+        seconds = min(_round_trip(block, block, peer, begins=begins) for _ in range(PUSH_REPEATS))
         if begins:
             table[pair[0], pair[1]] = torch.tensor([2 * MESSAGE_BYTES / seconds, latency])
     dist.all_reduce(table)

@@ -18,7 +18,7 @@ from trivium.cost.compute import hardware_flops, model_flops
 from trivium.cost.constants import shipped_constants
 from trivium.cost.energy import step_joules
 from trivium.cost.forward_pass import forward_pass_seconds
-from trivium.cost.hardware import USABLE, Machine
+from trivium.cost.hardware import USABLE_MEMORY_SHARE, Machine
 from trivium.cost.memory import MemoryEstimate, worst_rank
 from trivium.cost.prices import Piece, Prices, action_seconds, prices, stage_pieces
 from trivium.cost.replicas import fullest_of_plan
@@ -172,7 +172,7 @@ def estimate(
     *,
     method: Method = "simulated",
     stack: Stack | None = None,
-    share: float = USABLE,
+    share: float = USABLE_MEMORY_SHARE,
     forward_passes: int = 0,
 ) -> Estimate:
     """Price a legal plan.

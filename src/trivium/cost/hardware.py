@@ -35,8 +35,8 @@ Generation = Literal["ampere", "hopper", "blackwell", "cpu"]
 
 THIS_MACHINE = "this-machine"  # machines/this-machine.yaml, with the cores and memory that were found
 FOLDER = "cost/machines"  # in the package
-MEASURED = 2.0  # a machine's measured constant may be outside the plausible range by this factor
-USABLE = 0.92  # share of a device's memory; allocator and libraries, which no estimate counts, need the rest
+MEASURED_BOUND_FACTOR = 2.0  # a machine's measured constant may be outside the plausible range by this factor
+USABLE_MEMORY_SHARE = 0.92  # of a device; allocator and libraries, which no estimate counts, need the rest
 
 
 class Peak(Config):
@@ -176,11 +176,11 @@ class Machine(Config):
             return self.memory_bytes * self.devices / ranks
         return float(self.memory_bytes)
 
-    def usable_memory(self, ranks: int, share: float = USABLE) -> float:
+    def usable_memory(self, ranks: int, share: float = USABLE_MEMORY_SHARE) -> float:
         """Return the bytes per rank that an estimate may use if `ranks` ranks run."""
         return share * self.memory_per_rank(ranks)
 
-    def holds(self, device_bytes: Number, host_bytes: Number, ranks: int, share: float = USABLE) -> Any:
+    def holds(self, device_bytes: Number, host_bytes: Number, ranks: int, share: float = USABLE_MEMORY_SHARE) -> Any:
         """Return whether `device_bytes` and `host_bytes` fit on a rank's device and host, if `ranks` ranks run. Arrays
         have one value per plan. Where ranks share devices, both are one memory."""
         limit = self.usable_memory(ranks, share)
@@ -188,7 +188,7 @@ class Machine(Config):
             return np.asarray(device_bytes) + host_bytes <= limit
         return (np.asarray(device_bytes) <= limit) & (np.asarray(host_bytes) <= self.usable_host_memory(share))
 
-    def usable_host_memory(self, share: float = USABLE) -> float:
+    def usable_host_memory(self, share: float = USABLE_MEMORY_SHARE) -> float:
         """Return the bytes that a rank may hold on its host."""
         return share * self.host_memory_bytes / self.devices_per_node if self.host_link is not None else 0.0
 
@@ -213,7 +213,7 @@ class Machine(Config):
 def believed(name: str) -> tuple[float, float]:
     """Return the bounds of a constant that was measured on a machine."""
     prior = priors()[name]
-    return prior.low / MEASURED, prior.high * MEASURED
+    return prior.low / MEASURED_BOUND_FACTOR, prior.high * MEASURED_BOUND_FACTOR
 
 
 def machine_names() -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from trivium.kernels.host import Lane, Mark, mark, on_host, wait
 
 Tensor = torch.Tensor
-ROOM = 1 << 21  # host memory is allocated in multiples of this many bytes
+ALLOCATION_BYTES = 1 << 21  # host memory is allocated in multiples of it
 
 
 class AtBackward(torch.autograd.Function):
@@ -51,7 +51,7 @@ class HostActivations:
         if self._free:  # all are too small: one is replaced
             self.back.finish()
             self._free.pop()
-        return on_host((-(-size // ROOM) * ROOM,), torch.uint8, self.device)
+        return on_host((-(-size // ALLOCATION_BYTES) * ALLOCATION_BYTES,), torch.uint8, self.device)
 
     def give(self, memory: Tensor) -> None:
         """Take back a buffer of `take`. Copies from it finish before anything is copied to it."""

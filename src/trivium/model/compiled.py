@@ -13,17 +13,21 @@ from trivium.parallel.tensor.regions import Region
 
 Kind = TypeVar("Kind", bound=type[Any])
 
-# For fewer rows than twice the number of multiprocessors, torch splits sums along rows longer than LONG. From ENOUGH to
-# MANY rows, sums of whole rows are at least as fast: on an H200 the norm of 256 x 20480 takes 40 us, forward and
-# backward, instead of 78; 64 x 20480, 128 x 12288 and 512 x 20480 take the same time.
-LONG, ENOUGH, MANY = 8192, 64, 512
+# For fewer rows than twice the number of multiprocessors, torch splits sums along rows longer than SPLIT_ROW_ELEMENTS.
+# From MIN_WHOLE_ROWS to MAX_WHOLE_ROWS, sums of whole rows are at least as fast: on an H200 the norm of 256 x 20480
+# takes 40 us, forward and backward, instead of 78; 64 x 20480, 128 x 12288 and 512 x 20480 take the same time.
+SPLIT_ROW_ELEMENTS, MIN_WHOLE_ROWS, MAX_WHOLE_ROWS = 8192, 64, 512
 
 
 def options_for(activation_shape: tuple[int, int, int]) -> dict[str, Any] | None:
     """Return additional compiler options for blocks whose norms read [positions, sequences, columns]."""
     positions, sequences, columns = activation_shape
     rows = positions * sequences
-    return {"split_reductions": False} if columns > LONG and ENOUGH <= rows <= MANY else None
+    return (
+        {"split_reductions": False}
+        if columns > SPLIT_ROW_ELEMENTS and MIN_WHOLE_ROWS <= rows <= MAX_WHOLE_ROWS
+        else None
+    )
 
 
 @cache

@@ -9,7 +9,7 @@ from pydantic import Field
 from trivium.config import Config
 
 Share = Annotated[float, Field(ge=0, le=1)]
-ROUNDING = 1e-9  # a share of 0.3 of 10 is 3, whatever its last binary digit
+SHARE_TOLERANCE = 1e-9  # a share of 0.3 of 10 is 3, whatever its last binary digit
 
 # Elements of a bucket whose state is on the device at once: long enough for the full bandwidth of a link.
 PIECE_ELEMENTS = 1 << 22
@@ -38,14 +38,14 @@ class Offload(Config):
     def buckets(self, elements: Sequence[int]) -> int:
         """Return how many of a rank's buckets, the first ones, have their state on the host. elements: those that the
         rank updates of each."""
-        wanted, n = self.optimizer * sum(elements) * (1 - ROUNDING), 0
+        wanted, n = self.optimizer * sum(elements) * (1 - SHARE_TOLERANCE), 0
         while sum(elements[:n]) < wanted:
             n += 1
         return n
 
     def layers(self, layers: int) -> int:
         """Return how many of a stage's layers, the first ones, have their activations on the host."""
-        return math.ceil(self.activations * layers - ROUNDING)
+        return math.ceil(self.activations * layers - SHARE_TOLERANCE)
 
 
 NO_OFFLOAD = Offload()

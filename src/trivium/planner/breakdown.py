@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from trivium.cost.activations import embedding_bytes, head_bytes, layer_bytes, logits_bytes
 from trivium.cost.case import MODES, case_of
 from trivium.cost.estimate import Estimate, estimate, planned_timeline
-from trivium.cost.hardware import USABLE, Machine
+from trivium.cost.hardware import USABLE_MEMORY_SHARE, Machine
 from trivium.cost.memory import MemoryEstimate, memory_of_rank
 from trivium.cost.stages import layers_by_stage
 from trivium.cost.timeline import Timeline
@@ -64,7 +64,7 @@ class Breakdown:
         }
 
 
-def break_down(plan: Plan, machine: Machine, share: float = USABLE, forward_passes: int = 0) -> Breakdown:
+def break_down(plan: Plan, machine: Machine, share: float = USABLE_MEMORY_SHARE, forward_passes: int = 0) -> Breakdown:
     """Return every part of a plan's price. share: fraction of a device's memory that the plan may use. forward_passes:
     before each step.
 

@@ -13,7 +13,7 @@ from trivium.planner.config import SearchSpace
 from trivium.planner.grid import Candidates, Column, Grid, Mask, Subject
 from trivium.planner.laws import INTERLEAVED, ZB_V, Law, laws_of, told
 
-SHOWN = 6  # values of a family that are named
+MAX_VALUES_NAMED = 6  # of a family
 IN_A_NODE = -1  # shards: as many as there are replicas in a node, until it is known how many these are
 
 
@@ -162,5 +162,7 @@ def _families(law: Law, subject: Subject, broken: Grid, below: int) -> Iterator[
     largest = int(counts.argmax())
     row = {name: int(column[largest]) for name, column in zip(law.columns, values, strict=True)}
     first = np.unique(values[0])
-    shown = ", ".join(map(str, first[:SHOWN])) + (f" and {len(first) - SHOWN} more" if len(first) > SHOWN else "")
+    shown = ", ".join(map(str, first[:MAX_VALUES_NAMED])) + (
+        f" and {len(first) - MAX_VALUES_NAMED} more" if len(first) > MAX_VALUES_NAMED else ""
+    )
     yield Rejected(law.name, len(broken) * below, told(law, subject, row), f"{law.columns[0]} {shown}")

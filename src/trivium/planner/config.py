@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from trivium.config import Config, Positive, Short
-from trivium.cost.hardware import USABLE
+from trivium.cost.hardware import USABLE_MEMORY_SHARE
 from trivium.plan.offload import Share
 from trivium.plan.schedule import ScheduleName
 from trivium.plan.sizes import MAX_PLAN_RANKS, Degree, Sequences
@@ -51,7 +51,9 @@ class SearchSpace(Config):
     # shares of the optimizer state, and of the layers' activations, on the host; null: some where nothing fits without
     offload: tuple[Share, ...] | None = None
     finalists: Positive = 50  # number of the fastest candidates that are simulated action by action
-    memory_fraction: Annotated[float, Field(gt=0, le=1)] = USABLE  # share of a device's memory that a plan may use
+    memory_fraction: Annotated[float, Field(gt=0, le=1)] = (
+        USABLE_MEMORY_SHARE  # share of a device's memory that a plan may use
+    )
 
     @field_validator("*")
     @classmethod

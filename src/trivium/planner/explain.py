@@ -8,7 +8,7 @@ import numpy as np
 from trivium.config import to_tree
 from trivium.cost.compute import hardware_flops, model_flops
 from trivium.cost.estimate import Estimate, estimate, planned_timeline
-from trivium.cost.hardware import USABLE, Machine, machine_named, this_machine
+from trivium.cost.hardware import USABLE_MEMORY_SHARE, Machine, machine_named, this_machine
 from trivium.cost.memory import predicted_memory
 from trivium.cost.stages import layers_by_stage
 from trivium.cost.timeline import simulate, unit_seconds
@@ -73,7 +73,7 @@ def plan_stage(
     }
 
 
-def priced_tree(plan: Plan, machine: Machine, share: float = USABLE) -> dict[str, Any]:
+def priced_tree(plan: Plan, machine: Machine, share: float = USABLE_MEMORY_SHARE) -> dict[str, Any]:
     """Return a plan, its machine and its price as plain data. share: usable fraction of a device's memory."""
     return {
         "plan": to_tree(plan),
@@ -83,7 +83,7 @@ def priced_tree(plan: Plan, machine: Machine, share: float = USABLE) -> dict[str
     }
 
 
-def plan_lines(plan: Plan, machine: Machine, share: float = USABLE, forward_passes: int = 0) -> list[str]:
+def plan_lines(plan: Plan, machine: Machine, share: float = USABLE_MEMORY_SHARE, forward_passes: int = 0) -> list[str]:
     """Describe a plan and its price. share: usable fraction of a device's memory. forward_passes: before each step.
     Raises ConfigError if the plan is not legal."""
     price = estimate(plan.checked(), machine, share=share, forward_passes=forward_passes)
@@ -106,7 +106,7 @@ def price_lines(plan: Plan, machine: Machine, price: Estimate) -> list[str]:
     return [part for line in lines for part in _wrapped(line)]
 
 
-def near_misses(plan: Plan, machine: Machine, seconds: float, share: float = USABLE) -> list[str]:
+def near_misses(plan: Plan, machine: Machine, seconds: float, share: float = USABLE_MEMORY_SHARE) -> list[str]:
     """Describe schedules that would be faster for a plan of `seconds` per step, some of which its batch forbids."""
     full, limit = full_batch(plan), machine.usable_memory(plan.layout.world_size, share)
     seen = [*interleaving_misses(full, machine, seconds, share), *turns_misses(full, machine, seconds, limit)]

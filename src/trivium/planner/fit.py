@@ -15,8 +15,8 @@ Array = NDArray[np.float64]
 
 # A residual log(predicted / measured) of this size costs as much as a constant one spread from its prior. The loss
 # discounts larger residuals, so that runs with disturbances do not distort the constants.
-SCALE = 0.03
-STEP = 1e-3  # in spreads, of finite differences
+MAX_FULL_RESIDUAL = 0.03
+DIFFERENCE_SPREADS = 1e-3  # in spreads, of finite differences
 
 
 class Fit(NamedTuple):
@@ -49,13 +49,13 @@ def fit(rows: Sequence[Row], held: Mapping[str, float] | None = None) -> Fit:
         # A column for each constant, so that all points are priced at once.
         constants = start.with_values({name: values[:, [i]] for i, name in enumerate(free)})
         errors = [_logarithms(batch, constants, len(points)) - measured for batch, measured in grouped]
-        return np.concatenate([np.concatenate(errors, axis=1) / SCALE, points], axis=1)
+        return np.concatenate([np.concatenate(errors, axis=1) / MAX_FULL_RESIDUAL, points], axis=1)
 
     lowest, highest = np.minimum((low - begin) / spread, -1e-9), np.maximum((high - begin) / spread, 1e-9)
 
     def slopes(point: Array) -> Array:
         """Return the derivatives of the misses at a point, by finite differences."""
-        steps = np.where(point + STEP <= highest, STEP, -STEP)
+        steps = np.where(point + DIFFERENCE_SPREADS <= highest, DIFFERENCE_SPREADS, -DIFFERENCE_SPREADS)
         here, *moved = misses(np.vstack([point, point + np.diag(steps)]))
         rises: Array = (np.array(moved) - here) / steps[:, np.newaxis]
         return rises.T

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from trivium.errors import ConfigError
 
-MOST_WASTED = 100.0  # times the work
-LONGEST = 1e12  # seconds, 30,000 years
+MAX_WASTED_RATIO = 100.0  # times the work
+MAX_SECONDS = 1e12  # 30,000 years
 
 
 @dataclass(frozen=True)
@@ -34,19 +34,19 @@ class Interval:
 def checkpoint_interval(save: float, mean: float) -> Interval:
     """Both optima, in seconds. A restart takes as long as a save, since as much is read back.
 
-    Raises ConfigError unless both times are above 0 and at most `LONGEST`, and some work is ever done.
+    Raises ConfigError unless both times are above 0 and at most `MAX_SECONDS`, and some work is ever done.
     """
     for name, value in (("the time of a save", save), ("the mean time between failures", mean)):
-        if not 0 < value <= LONGEST:
+        if not 0 < value <= MAX_SECONDS:
             raise ConfigError(
-                f"{name} is {value:g} s; it must be above 0, and {LONGEST:g} at most: give what was measured"
+                f"{name} is {value:g} s; it must be above 0, and {MAX_SECONDS:g} at most: give what was measured"
             )
     daly = daly_seconds(save, mean)
     wasted = expected_waste(daly, save, mean, restart=save)
-    if not wasted < MOST_WASTED:
+    if not wasted < MAX_WASTED_RATIO:
         raise ConfigError(
             f"a save takes {save:g} s and a failure comes every {mean:g} s: a training would take more than "
-            f"{MOST_WASTED:.0f} times its work; make saves shorter or failures rarer"
+            f"{MAX_WASTED_RATIO:.0f} times its work; make saves shorter or failures rarer"
         )
     return Interval(young_seconds(save, mean), daly, wasted)
 

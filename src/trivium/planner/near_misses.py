@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from trivium.cost.estimate import estimate
-from trivium.cost.hardware import USABLE, Machine
+from trivium.cost.hardware import USABLE_MEMORY_SHARE, Machine
 from trivium.cost.memory import worst_rank
 from trivium.plan.experts import Experts
 from trivium.plan.model_shape import ModelShape
@@ -64,7 +64,9 @@ def near_misses(found: Found) -> list[NearMiss]:
     return _worthwhile(misses)
 
 
-def interleaving_misses(plan: Plan, machine: Machine, seconds: float, share: float = USABLE) -> list[NearMiss]:
+def interleaving_misses(
+    plan: Plan, machine: Machine, seconds: float, share: float = USABLE_MEMORY_SHARE
+) -> list[NearMiss]:
     """Return the batches with which a plan of `seconds` per step could interleave its stages. share: of a device's
     memory.
 

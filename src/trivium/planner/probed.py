@@ -29,10 +29,10 @@ from trivium.planner.measured import Attention, Exchange, Measured, Product, Sma
 
 Array = NDArray[np.float64]
 
-ROBUST = 0.1  # residual (logarithm of a ratio) beyond which a measurement loses weight
-TINY = 1e-12  # least value of a constant that may be 0, whose logarithm is fitted
-ROUNDING = 1e-3  # relative distance from the bounds, above the rounding to four digits in the file
-CHANGE = 1e-6  # the fit ends when its cost or its constants change by less
+MAX_FULL_RESIDUAL = 0.1  # residual (logarithm of a ratio) beyond which a measurement loses weight
+MIN_CONSTANT = 1e-12  # least value of a constant that may be 0, whose logarithm is fitted
+BOUND_TOLERANCE = 1e-3  # relative distance from the bounds, above the rounding to four digits in the file
+MIN_FIT_CHANGE = 1e-6  # the fit ends when its cost or its constants change by less
 # Weights of residuals. That of a single product is 1. PRIOR_WEIGHT is that of a constant's distance from its start, in
 # factors of e. Steps weigh more, because steps are what the planner predicts.
 PRIOR_WEIGHT, STEP_WEIGHT, SPLIT_WEIGHT = 0.05, 10.0, 3.0
@@ -126,7 +126,7 @@ def _with_constants(machine: Machine, measured: Measured) -> Machine:
     names = list(start)
     begin = np.log(np.array([start[n] for n in names]))
     low, high = np.array([believed(n) for n in names]).T
-    bounds = np.log(np.maximum(low, TINY) * (1 + ROUNDING)), np.log(high * (1 - ROUNDING))
+    bounds = np.log(np.maximum(low, MIN_CONSTANT) * (1 + BOUND_TOLERANCE)), np.log(high * (1 - BOUND_TOLERANCE))
 
     def misses(x: Array) -> Array:
         values = dict(zip(names, np.exp(x).tolist(), strict=True))
@@ -134,7 +134,13 @@ def _with_constants(machine: Machine, measured: Measured) -> Machine:
         return np.concatenate([_misses(found), PRIOR_WEIGHT * (x - begin)])
 
     found = least_squares(
-        misses, np.clip(begin, *bounds), bounds=bounds, loss="soft_l1", f_scale=ROBUST, ftol=CHANGE, xtol=CHANGE
+        misses,
+        np.clip(begin, *bounds),
+        bounds=bounds,
+        loss="soft_l1",
+        f_scale=MAX_FULL_RESIDUAL,
+        ftol=MIN_FIT_CHANGE,
+        xtol=MIN_FIT_CHANGE,
     )
     return _changed(machine, dict(zip(names, np.exp(found.x).tolist(), strict=True)))
 
@@ -242,7 +248,7 @@ def _links(machine: Machine, measured: Measured) -> dict[str, Link | dict[str, f
     def misses(x: Array) -> Array:
         return _misses(between_ranks(machine.model_copy(update={"node_link": _link(x)}), measured))
 
-    link = _link(least_squares(misses, np.log(LINK_START), loss="soft_l1", f_scale=3 * ROBUST).x)
+    link = _link(least_squares(misses, np.log(LINK_START), loss="soft_l1", f_scale=3 * MAX_FULL_RESIDUAL).x)
     return {"node_link": link, "fabric_link": link, "constants": constants}
 
 

@@ -15,7 +15,7 @@ from trivium.config import to_tree
 from trivium.cost.case import case_of
 from trivium.cost.collectives import all_gather_seconds
 from trivium.cost.estimate import Durations, Estimate, estimate, simulated
-from trivium.cost.hardware import USABLE, Machine
+from trivium.cost.hardware import USABLE_MEMORY_SHARE, Machine
 from trivium.cost.overlap import moved_by_kernels, moved_when_triggered
 from trivium.cost.prices import sublayers, triggered_seconds
 from trivium.cost.stack import own_stack
@@ -27,7 +27,7 @@ from trivium.planner.triggered import Product, simulate
 
 Kind = Literal["strong", "weak"]
 KINDS: tuple[Kind, ...] = ("strong", "weak")
-LARGEST = 16384  # devices of a curve, by default
+DEFAULT_MAX_DEVICES = 16384  # of a curve
 MAX_LISTED_DEGREES = 1 << 16  # with more degrees, the points are not chosen from a list of all of them
 MAX_POINTS = 16  # points of a curve
 FORMAT = "trivium-scale-1"
@@ -120,7 +120,9 @@ class Scaling:
         }
 
 
-def scaling(plan: Plan, machine: Machine, *, largest: int = LARGEST, share: float = USABLE) -> Scaling:
+def scaling(
+    plan: Plan, machine: Machine, *, largest: int = DEFAULT_MAX_DEVICES, share: float = USABLE_MEMORY_SHARE
+) -> Scaling:
     """Return both curves up to `largest` devices. share: fraction of a device's memory that a plan may use.
 
     Raises ConfigError if one replica needs more devices, or if the ranks share the machine's devices.

@@ -13,8 +13,8 @@ from pydantic import Field
 from trivium.config import Config, build_named, to_tree, tree_of_file
 from trivium.errors import DataError
 
-FEWEST = 5  # steps to learn a factor from
-WARM = 2  # first steps of a run, which are skipped
+MIN_STEPS = 5  # to learn a factor from
+WARMUP_STEPS = 2  # the first of a run, which are skipped
 Times = Annotated[float, Field(ge=1e-6, le=1e6)]  # far from what any run can teach
 
 
@@ -45,11 +45,11 @@ def learn(
     Each step is compared with the prediction for its own batch size. The median is robust to steps that other processes
     slowed down. Raises DataError if there are too few steps.
     """
-    steps = [m for m in metrics if m.get("seconds") and m.get("sequences")][WARM:]
-    if len(steps) < FEWEST:
+    steps = [m for m in metrics if m.get("seconds") and m.get("sequences")][WARMUP_STEPS:]
+    if len(steps) < MIN_STEPS:
         raise DataError(
-            f"{run}: metrics of {len(steps)} steps after the first {WARM}; a factor needs at least {FEWEST}: train "
-            f"longer"
+            f"{run}: metrics of {len(steps)} steps after the first {WARMUP_STEPS}; a factor needs at least "
+            f"{MIN_STEPS}: train longer"
         )
     seconds = {n: predicted(n) for n in {int(m["sequences"]) for m in steps}}
     ratios = [float(m["seconds"]) / seconds[int(m["sequences"])] for m in steps]

@@ -6,7 +6,7 @@ from math import floor
 from typing import NamedTuple
 
 from trivium.cost.estimate import estimate
-from trivium.cost.hardware import USABLE, Machine, this_machine
+from trivium.cost.hardware import USABLE_MEMORY_SHARE, Machine, this_machine
 from trivium.cost.memory import memory_of_rank
 from trivium.plan.plan import Plan
 from trivium.units import counted, format_bytes, format_seconds
@@ -49,7 +49,7 @@ class Verdict(NamedTuple):
 
 
 def judge(
-    plan: Plan, steps: int, host: Host, planned: Machine, share: float = USABLE, forward_passes: int = 0
+    plan: Plan, steps: int, host: Host, planned: Machine, share: float = USABLE_MEMORY_SHARE, forward_passes: int = 0
 ) -> Verdict:
     """Price `steps` steps of a legal plan on this host. planned: the machine of the config, whose speed is taken for
     accelerators. share: of an accelerator's memory that the plan may use. forward_passes: before each step."""

@@ -30,7 +30,7 @@ from trivium.cost.overlap import TILE
 Arbitration = Literal["first come", "product first"]
 
 REQUEST_BYTES = 64 << 10  # memory and link serve requests of this size
-INNER_OF_A_STEP = 64  # part of the inner length that is read, then multiplied
+INNER_ELEMENTS_PER_STEP = 64  # part of the inner length that is read, then multiplied
 STEPS_AHEAD = 2  # steps whose operands are read before they are needed
 WIDTH_BYTES = 2  # fp16
 
@@ -162,7 +162,7 @@ class _Ring:
         self.link = machine.node_link if product.degree <= machine.devices_per_node else machine.fabric_link
         self.at_once = machine.multiprocessors * tracking.tiles_at_once
         self.waves = ceil(product.tiles / self.at_once)
-        self.steps = ceil(product.inner / INNER_OF_A_STEP)  # of a wave
+        self.steps = ceil(product.inner / INNER_ELEMENTS_PER_STEP)  # of a wave
         self.read_bytes = _reads(product, tracking, self.at_once, through_cache=through_cache)
         self.pieces = product.degree * max(1, round(self.waves / product.degree))
         self.piece_bytes = product.result_bytes / self.pieces

@@ -18,14 +18,14 @@ from trivium.planner.measured import Collective, Exchange
 
 SIZES = (1 << 10, 1 << 16, 1 << 19, 1 << 22)  # bytes of the whole tensor
 TURNS, REPEATS = 3, 6  # the median of means, because a single call may fall before or after the end of a time slice
-WIDTH = 4
-BETWEEN = 384  # rows and columns of the product between two collectives, which takes a core about a millisecond
+ELEMENT_BYTES = 4
+PRODUCT_COLUMNS = 384  # rows and columns of the product between two collectives, which takes a core about a millisecond
 MIN_SECONDS = 1e-6
 
 
 def exchanges(group: Group, device: torch.device) -> tuple[Exchange, ...]:
     """Measure every collective at every size over the whole group, in turns. All its ranks must call this."""
-    square = torch.ones(BETWEEN, BETWEEN, device=device)
+    square = torch.ones(PRODUCT_COLUMNS, PRODUCT_COLUMNS, device=device)
 
     def between() -> object:
         return square @ square
@@ -68,8 +68,8 @@ def _mean_seconds(work: Callable[[], object], group: Group, device: torch.device
 
 
 def _work(kind: Collective, size: int, group: Group, device: torch.device) -> Callable[[], object]:
-    whole = torch.ones(size // WIDTH, device=device)
-    part = torch.ones(size // WIDTH // group.size, device=device)
+    whole = torch.ones(size // ELEMENT_BYTES, device=device)
+    part = torch.ones(size // ELEMENT_BYTES // group.size, device=device)
     works: dict[Collective, Callable[[], object]] = {
         "all_reduce": lambda: all_reduce_(whole, group),
         "all_gather": lambda: all_gather(part, group),

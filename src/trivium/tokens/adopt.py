@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trivium.config import MOST
+from trivium.config import MAX_COUNT
 from trivium.errors import ConfigError, DataError
 from trivium.progress import Progress, silent
 from trivium.provenance import file_sha256
@@ -123,7 +123,7 @@ def _cut(shard: TokenShard, pairs: Pairs, *, validates: bool) -> int:
 def _weights(pairs: Pairs, entries: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     """Return the weight of each source, scaled to sum to 1; 0 for validation pairs."""
     given = pairs.weights or tuple(float(e[TRAIN]["tokens"]) for e in entries.values() if TRAIN in e)
-    if len(given) != len(pairs.train) or not all(0 < weight <= MOST for weight in given):
+    if len(given) != len(pairs.train) or not all(0 < weight <= MAX_COUNT for weight in given):
         raise ConfigError(
             f"WEIGHT: {len(pairs.train)} pairs need as many weights above 0 and below 2**63, or none; found {given}"
         )

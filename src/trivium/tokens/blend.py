@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from trivium.errors import DataError
 
-RESOLUTION = 1 << 16
+SHARES_PER_PERIOD = 1 << 16
 
 
 class Blend:
@@ -80,7 +80,7 @@ def largest_excess(weights: Mapping[str, float]) -> tuple[str, float]:
     return source, excess[source]
 
 
-def rounded(weights: Mapping[str, float], resolution: int = RESOLUTION) -> dict[str, int]:
+def rounded(weights: Mapping[str, float], resolution: int = SHARES_PER_PERIOD) -> dict[str, int]:
     """Round weights to integer shares of `resolution` (largest remainder method).
 
     A positive weight keeps at least one share. The shares are divided by their common divisor and sorted by source.

@@ -6,14 +6,14 @@ from typing import Annotated, ClassVar, NamedTuple
 
 from pydantic import Field
 
-from trivium.config import MOST, Config, Weight, build_named, shipped, shipped_names, tree_of_file
+from trivium.config import MAX_COUNT, Config, Weight, build_named, shipped, shipped_names, tree_of_file
 from trivium.errors import ConfigError, nearest
 from trivium.tokens.blend import Blend
 from trivium.tokens.manifest import read_tokens_manifest
 from trivium.units import format_count
 
 FOLDER = "presets/blends"  # inside the package
-Tokens = Annotated[float, Field(ge=1, le=MOST)]
+Tokens = Annotated[float, Field(ge=1, le=MAX_COUNT)]
 
 
 class SourceRow(Config):

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trivium.config import MOST, Config, NotNegative, Positive, Short
+from trivium.config import MAX_COUNT, Config, NotNegative, Positive, Short
 from trivium.objectives.config import ObjectiveConfig
 from trivium.units import listed
 
@@ -53,7 +53,7 @@ class SpikesConfig(Config):
     policy: Literal["stop", "skip", "rewind"] = "stop"
     # robust standard deviations above the median that count as a spike; 0: only values that are not finite
     deviations: Annotated[float, Field(ge=0)] = 0.0
-    window: Annotated[int, Field(ge=4, le=MOST)] = (
+    window: Annotated[int, Field(ge=4, le=MAX_COUNT)] = (
         128  # number of recent steps with which loss and gradient norm are compared
     )
     batches: Positive = 1  # batches that a rewind skips; the last of them is the one that spiked

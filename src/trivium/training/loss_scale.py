@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 GROWTH_STEPS = 2000
-LEAST, LARGEST = 1.0, 2.0**24
+MIN_SCALE, MAX_SCALE = 1.0, 2.0**24
 
 
 @dataclass
@@ -16,8 +16,8 @@ class LossScale:
     def update(self, *, finite: bool) -> None:
         """Halve the scale after a step whose gradients overflowed; double it after GROWTH_STEPS that did not."""
         if not finite:
-            self.value, self.finite_steps = max(LEAST, self.value / 2), 0
+            self.value, self.finite_steps = max(MIN_SCALE, self.value / 2), 0
             return
         self.finite_steps += 1
         if self.finite_steps == GROWTH_STEPS:
-            self.value, self.finite_steps = min(LARGEST, self.value * 2), 0
+            self.value, self.finite_steps = min(MAX_SCALE, self.value * 2), 0

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trivium.checkpoint.durable import write_blocks
-from trivium.config import MOST
+from trivium.config import MAX_COUNT
 from trivium.finite import dumps
 from trivium.redact import redacted
 from trivium.units import plain
@@ -24,11 +24,11 @@ _NOT_FINITE = ("nan", "inf", "-inf")  # as events write numbers
 
 
 def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= MOST
+    return type(value) is int and 0 <= value <= MAX_COUNT
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, float) or (type(value) is int and abs(value) <= MOST)
+    return isinstance(value, float) or (type(value) is int and abs(value) <= MAX_COUNT)
 
 
 def _is_text(value: Any) -> bool:

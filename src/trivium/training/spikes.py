@@ -13,7 +13,7 @@ from trivium.parallel.sharding.zero import Totals
 from trivium.training.config import SpikesConfig
 
 # The standard deviation of a normal distribution, divided by its median absolute deviation.
-SIGMA = 1.4826
+SIGMA_PER_DEVIATION = 1.4826
 
 
 class SpikeWatch:
@@ -67,5 +67,5 @@ def threshold(before: Sequence[float], config: SpikesConfig) -> float:
     if config.deviations == 0 or len(before) < config.window:
         return math.inf
     middle = statistics.median(before)
-    spread = SIGMA * statistics.median(abs(x - middle) for x in before)
+    spread = SIGMA_PER_DEVIATION * statistics.median(abs(x - middle) for x in before)
     return middle + config.deviations * spread

@@ -46,7 +46,7 @@ from trivium.tokens.rows import NO_ROWS, Digest, Rows, digest
 from trivium.training.amaxes import Amaxes
 from trivium.training.batches import Read, inputs_of, packing, padded, windows
 from trivium.training.config import TrainingConfig
-from trivium.training.loss_scale import LEAST, LossScale
+from trivium.training.loss_scale import MIN_SCALE, LossScale
 from trivium.training.pairs import Weighed, weighed
 from trivium.training.recorded_step import RecordedStep
 from trivium.training.remembered import remember
@@ -257,11 +257,11 @@ class Trainer:
         update_seconds = time.perf_counter() - begin
         if self.loss_scale:
             finite = math.isfinite(totals.gradient_norm)
-            if accepts is None and not finite and scale == LEAST:
+            if accepts is None and not finite and scale == MIN_SCALE:
                 raise DataError(
                     f"step {step}: the gradient norm is {totals.gradient_norm} and the loss {totals.loss} in fp16 at a "
-                    f"loss scale of {LEAST:g}, the smallest; no weight was changed. Lower the learning rate, look at "
-                    f"this batch, or take plan.precision.weights=bf16; a program that wants to pass over such steps "
+                    f"loss scale of {MIN_SCALE:g}, the smallest; no weight was changed. Lower the learning rate, look "
+                    f"at this batch, or take plan.precision.weights=bf16; a program that wants to pass over such steps "
                     f"gives `accepts` to train_step"
                 )
             self.loss_scale.update(finite=finite)
@@ -542,7 +542,7 @@ def _judge(accepts: Callable[[Totals], bool] | None, scale: float) -> Callable[[
 
     def judge(totals: Totals) -> bool:
         overflows = math.isfinite(totals.loss) and not math.isfinite(totals.gradient_norm)
-        return (overflows and scale != LEAST) or decides(totals)
+        return (overflows and scale != MIN_SCALE) or decides(totals)
 
     return judge
 

@@ -22,8 +22,8 @@ FULL_PAIRS_LR, ADAPTER_PAIRS_LR = 1e-6, 1e-5
 WARMUP_SHARE = 0.03  # share of the steps
 CONVERSATIONS_PER_STEP = 32
 MICRO_TOKENS = 4096  # most tokens of a micro-batch, unless one sequence has more
-USUAL_LENGTH = 2048  # tokens of a sequence; the tuned model also reads this many when it answers
-CHECKS = 5  # checkpoints and validations of a training
+DEFAULT_SEQUENCE_TOKENS = 2048  # tokens of a sequence; the tuned model also reads this many when it answers
+CHECKPOINTS_PER_TRAINING = 5  # checkpoints and validations of a training
 
 
 class Method(NamedTuple):
@@ -55,14 +55,14 @@ def methods() -> dict[str, Tree]:
 
 
 def length_for(longest: int, model: ModelShape) -> int:
-    """Return the length of the sequences: that of the model, or where this is above USUAL_LENGTH, the power of two that
-    holds the longest conversation, at least USUAL_LENGTH.
+    """Return the length of the sequences: that of the model, or where this is above DEFAULT_SEQUENCE_TOKENS, the power
+    of two that holds the longest conversation, at least DEFAULT_SEQUENCE_TOKENS.
 
     A model with learned positions keeps its length, because its table of positions has as many rows.
     """
     if model.positions == "learned":
         return model.sequence
-    return min(model.sequence, max(USUAL_LENGTH, 1 << max(0, longest - 1).bit_length()))
+    return min(model.sequence, max(DEFAULT_SEQUENCE_TOKENS, 1 << max(0, longest - 1).bit_length()))
 
 
 def method_named(text: str) -> Method:
@@ -122,5 +122,5 @@ def steps_for(packed: int, sequences: int, epochs: float) -> int:
 def course_for(steps: int, plan: Plan) -> Mapping[str, Any]:
     """Return the settings of `training` that depend on the number of steps: warm-up, checkpoints and validations."""
     warmup = plan.tokens(plan.batch.at(round(WARMUP_SHARE * steps)).first_sample)
-    every = max(1, math.ceil(steps / CHECKS))
+    every = max(1, math.ceil(steps / CHECKPOINTS_PER_TRAINING))
     return {"steps": steps, "warmup_tokens": warmup, "checkpoint_every": every, "validate_every": every}

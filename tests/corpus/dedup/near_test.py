@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from trivium.corpus.config import DecontaminationConfig, DedupConfig
 from trivium.corpus.dedup.groups import canonical_url, components, keys_of_texts, ranks_of, survivors, url_key
-from trivium.corpus.dedup.minhash import CHAIN, MinHash, jaccard, merged_pairs, shingles
+from trivium.corpus.dedup.minhash import MAX_COMPARED_TEXTS, MinHash, jaccard, merged_pairs, shingles
 from trivium.corpus.document import Document
 from trivium.corpus.harvest.plant import edited_copy
 from trivium.corpus.kernels.shingles import jaccard_of_pairs, pairs_in_band, shingle_sets
@@ -59,7 +59,7 @@ def chance_of_candidacy(similarity: float, *, bands: int, rows: int) -> float:
 
 def candidate_pairs(keys):
     """Return the pairs that agree in a band."""
-    return merged_pairs(pairs_in_band(band, chain=CHAIN) for band in keys)
+    return merged_pairs(pairs_in_band(band, chain=MAX_COMPARED_TEXTS) for band in keys)
 
 
 def test_every_pair_above_the_threshold_is_found_and_no_other(corpus):

@@ -34,7 +34,7 @@ from trivium.training.metrics import EVENTS, METRICS, read
 from trivium.training.observers.saves import Saves
 from trivium.training.rank import train_rank
 from trivium.training.record import CHECKPOINTS, LEFT_OUT, left_out_of, read_record, write_entries
-from trivium.training.spikes import SIGMA, SpikeWatch, threshold
+from trivium.training.spikes import SIGMA_PER_DEVIATION, SpikeWatch, threshold
 from trivium.training.supervision.heartbeats import RankHeartbeat
 from trivium.training.supervision.job import start
 from trivium.training.trainer import Samples, Trainer
@@ -91,7 +91,7 @@ def test_threshold_is_median_plus_deviations_of_the_last_steps() -> None:
     before = [3.0, 1.0, 4.0, 1.5, 9.0, 2.6, 5.0]
     middle = statistics.median(before)
     spread = statistics.median(abs(x - middle) for x in before)
-    assert threshold(before, config) == pytest.approx(middle + 5 * SIGMA * spread)
+    assert threshold(before, config) == pytest.approx(middle + 5 * SIGMA_PER_DEVIATION * spread)
     assert threshold(before[1:], config) == math.inf, "the window is not full"
     assert threshold(before, SpikesConfig(window=7)) == math.inf, "off by default"
     large = [*before[:-1], 1e9]

@@ -14,7 +14,7 @@ from trivium.corpus.steps import Drop, Keep, Step, Verdict, measured_step, noted
 
 # pycld2 rejects control characters and lone surrogates.
 _UNREADABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
-_PIECES = 4
+_SAMPLED_PIECES = 4
 _UNKNOWN = "un"
 
 
@@ -42,9 +42,9 @@ def detect(text: str, *, sample: int = 0, sure: int = 100) -> tuple[str, int]:
     `sure` percent of them.
     """
     if 0 < sample <= len(text) // 2:
-        size = sample // _PIECES
-        step = (len(text) - size) // (_PIECES - 1)
-        pieces = " ".join(text[place * step : place * step + size] for place in range(_PIECES))
+        size = sample // _SAMPLED_PIECES
+        step = (len(text) - size) // (_SAMPLED_PIECES - 1)
+        pieces = " ".join(text[place * step : place * step + size] for place in range(_SAMPLED_PIECES))
         code, percent, reliable = _detected(pieces)
         if reliable and code != _UNKNOWN and percent >= sure:
             return code, percent

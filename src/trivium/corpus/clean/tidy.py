@@ -28,9 +28,9 @@ _ENDS_OF_LINES = str.maketrans("\v\f", "\n\n")
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 # Normalisation sorts each run of combining marks, in quadratic time. The Stream-Safe Text Format of UAX #15 allows
 # runs of 30, and no language needs more.
-MOST_MARKS = 30
+MAX_COMBINING_MARKS = 30
 # Text that was decoded wrongly n times is about 2**n times as long, so no natural text needs this many rounds.
-MOST_ROUNDS = 16
+MAX_REPAIR_ROUNDS = 16
 
 
 class NotTidied(ValueError):
@@ -50,9 +50,9 @@ def tidy(text: str, *, longest_run: int | None = None) -> str:
 
     This is repeated until nothing changes, because removed or composed characters can join what then looks damaged.
     longest_run: how often a character other than a blank may follow itself, if that is limited. Raises NotTidied for
-    text that exceeds this, MOST_MARKS or MOST_ROUNDS.
+    text that exceeds this, MAX_COMBINING_MARKS or MAX_REPAIR_ROUNDS.
     """
-    for _ in range(MOST_ROUNDS):
+    for _ in range(MAX_REPAIR_ROUNDS):
         if text.isascii():
             plain = plain_blanks(text)
         else:
@@ -63,15 +63,15 @@ def tidy(text: str, *, longest_run: int | None = None) -> str:
             _require_short_runs(plain, longest_run)
             return plain
         text = plain
-    raise NotTidied(f"encoding damage not repaired after {MOST_ROUNDS} rounds")
+    raise NotTidied(f"encoding damage not repaired after {MAX_REPAIR_ROUNDS} rounds")
 
 
 def _require_short_runs(text: str, longest_run: int | None = None) -> None:
     if longest_run is None and text.isascii():
         return
     marks, equal = longest_runs(text, _marks())
-    if marks > MOST_MARKS:
-        raise NotTidied(f"over {MOST_MARKS} combining marks in a row")
+    if marks > MAX_COMBINING_MARKS:
+        raise NotTidied(f"over {MAX_COMBINING_MARKS} combining marks in a row")
     if longest_run is not None and equal > longest_run:
         raise NotTidied(f"over {longest_run} times one character in a row", "extract.longest_run=1000000000")
 
@@ -84,7 +84,7 @@ def _repaired(text: str) -> str:
     the marks have been counted.
     """
     text = text.translate(_ENDS_OF_LINES)
-    for _ in range(MOST_ROUNDS):
+    for _ in range(MAX_REPAIR_ROUNDS):
         repaired = "".join(
             ftfy.fix_text(
                 line, normalization=None, uncurl_quotes=False, unescape_html=False, fix_character_width=False
@@ -98,7 +98,7 @@ def _repaired(text: str) -> str:
         if repaired == text:
             return text
         text = repaired
-    raise NotTidied(f"encoding damage not repaired after {MOST_ROUNDS} rounds")
+    raise NotTidied(f"encoding damage not repaired after {MAX_REPAIR_ROUNDS} rounds")
 
 
 def looks_damaged(text: str) -> bool:

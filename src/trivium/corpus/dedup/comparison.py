@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from trivium.corpus.config import CurateConfig, DedupConfig
 from trivium.corpus.dedup.groups import SAME_TEXT, groups_of, ranks_of
-from trivium.corpus.dedup.minhash import CHAIN, merged_pairs
+from trivium.corpus.dedup.minhash import MAX_COMPARED_TEXTS, merged_pairs
 from trivium.corpus.engine import Done, Engine, Result
 from trivium.corpus.kernels.shingles import NO_SHINGLES, ShingleSets, jaccard_of_pairs, pairs_in_band, shingle_sets
 from trivium.corpus.kernels.texts import texts_of
@@ -186,7 +186,7 @@ def pairs_of_band(work: str, item: str) -> Result:
         # Copied, because a mapped file stays open, and a process may only have about a thousand open files.
         keys = np.concatenate([mapped(part.folder / BANDS)[int(item)].copy() for part in all_parts(job)])
         keys[mapped(job.path(_FATES)) != Fate.KEPT] = NO_SHINGLES
-        save_array(path, pairs_in_band(keys, chain=CHAIN))
+        save_array(path, pairs_in_band(keys, chain=MAX_COMPARED_TEXTS))
     return {}
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from trivium.corpus.config import DedupConfig
 from trivium.corpus.dedup.groups import groups_of, ranks_of
-from trivium.corpus.dedup.minhash import CHAIN, MinHash, merged_pairs
+from trivium.corpus.dedup.minhash import MAX_COMPARED_TEXTS, MinHash, merged_pairs
 from trivium.corpus.document import Document
 from trivium.corpus.kernels.shingles import Pairs, ShingleSets, jaccard_of_pairs, pairs_in_band, shingle_sets
 from trivium.corpus.kernels.texts import texts_of
@@ -163,7 +163,7 @@ def _candidates(parts: Sequence[IndexPart], first_new: int, *, bands: int) -> Pa
     def of_band(band: int) -> Pairs:
         # Copy the band, because a mapped file stays open, and a process may only have about a thousand open files.
         keys = np.concatenate([np.empty(0, np.uint64), *(part.bands()[band].copy() for part in parts)])
-        pairs = pairs_in_band(keys, chain=CHAIN)
+        pairs = pairs_in_band(keys, chain=MAX_COMPARED_TEXTS)
         return pairs[pairs[:, 1] >= first_new]
 
     return merged_pairs(map(of_band, range(bands)))

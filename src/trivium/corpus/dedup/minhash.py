@@ -15,7 +15,7 @@ from trivium.corpus.kernels.texts import Texts, texts_of
 from trivium.corpus.kernels.words import Hashes
 from trivium.seeds import generator_for
 
-CHAIN = 32  # texts in a crowded bucket are compared with this many of its first texts
+MAX_COMPARED_TEXTS = 32  # texts in a crowded bucket are compared with this many of its first texts
 _HALF, _LATER = np.uint64(32), np.uint64(2**32 - 1)  # a pair in 64 bits
 
 

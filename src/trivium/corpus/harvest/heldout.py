@@ -53,7 +53,7 @@ def _is_plain(sentence: str, words: Sequence[str]) -> bool:
     return len(words) >= 3 and sentence[0].isupper() and sentence[-1] in ".!?" and plain >= 0.9 * len(words)
 
 
-_POOL = 3  # multiple of heldout_limit: the share of documents that may be searched for passages
+_POOL_FACTOR = 3  # multiple of heldout_limit: the share of documents that may be searched for passages
 _MIN_PASSAGES = 3  # for which a document beyond `heldout_fraction` is held out
 _DOCUMENTS_PER_PASSAGE = 100  # searched at most, so that a corpus without passages is not read to its end
 
@@ -76,7 +76,7 @@ def place_in_line(seed: int, *names: str) -> float:
 
 def pool(config: HarvestConfig) -> float:
     """Return the position below which documents may be held out. If there is none, the first document may be."""
-    return _POOL * config.heldout_limit
+    return _POOL_FACTOR * config.heldout_limit
 
 
 def choose(

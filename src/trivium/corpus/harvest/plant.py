@@ -76,8 +76,8 @@ def _selection(words: Sequence[str], generator: Generator) -> list[str]:
     return [words[i] for i in sorted(generator.choice(len(words), count, replace=False))]
 
 
-SHINGLE = 5  # words; the similarity of planted copies is measured over these
-_FULL_SIZE = 3000  # documents from which on the configured numbers are planted; fewer below, in proportion
+SHINGLE_WORDS = 5  # over these the similarity of planted copies is measured
+_MIN_FULL_DOCUMENTS = 3000  # documents from which on the configured numbers are planted; fewer below, in proportion
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def plant(honest: Sequence[Document], items: Sequence[Item], config: PlantConfig
 
     Ids, sources and titles are drawn as those of honest documents, so only the text shows what a document is.
     """
-    scale = min(1.0, len(honest) / _FULL_SIZE)
+    scale = min(1.0, len(honest) / _MIN_FULL_DOCUMENTS)
 
     def count(configured: int) -> int:
         return min(configured, max(8, round(configured * scale)))
@@ -136,7 +136,7 @@ def new_id(seed: int, *names: str | int) -> str:
 
 def edited_copy(text: str, *, similarity: float, low: float, generator: Generator) -> tuple[str, float]:
     """Exchange, drop and add words until the Jaccard similarity to `text` is just below `similarity`."""
-    original = shingles(text, size=SHINGLE)
+    original = shingles(text, size=SHINGLE_WORDS)
     paragraphs = [paragraph.split() for paragraph in text.split("\n\n")]
     vocabulary = sorted({word for words in paragraphs for word in words if word.isalpha()}) or ["the"]
     best, best_similarity = text, 1.0
@@ -148,7 +148,7 @@ def edited_copy(text: str, *, similarity: float, low: float, generator: Generato
         edit = int(generator.integers(4))
         words[place : place + (edit != 0)] = [] if edit == 1 and len(words) > 1 else [word]
         candidate = "\n\n".join(" ".join(words) for words in paragraphs)
-        measured = jaccard(original, shingles(candidate, size=SHINGLE))
+        measured = jaccard(original, shingles(candidate, size=SHINGLE_WORDS))
         if measured < low:
             break
         best, best_similarity = candidate, measured

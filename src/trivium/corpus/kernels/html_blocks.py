@@ -32,7 +32,7 @@ from trivium.corpus.kernels.words import code_point
 START, STOP, SIZE, LINKED, ELEMENT, SENTENCE, BLANKS, DEPTH, SHARED = range(9)
 # Columns of a range: its first block, the block after its last, marks of its element, the element's number.
 FIRST, LAST, SAYS, OF = range(4)
-_DEEPEST = 512  # elements in each other, as in browsers; deeper ones are read as if they were not there
+_MAX_DEPTH_ELEMENTS = 512  # elements in each other, as in browsers; deeper ones are read as if they were not there
 
 _A, _BR, _P, _LI, _PRE, _HR = (NUMBER[name] for name in ("a", "br", "p", "li", "pre", "hr"))
 _DD, _DT = (NUMBER[name] for name in ("dd", "dt"))
@@ -256,7 +256,7 @@ def blocks_of(page: Bytes, tags: Table, kinds: Bytes, says: Table) -> tuple[Byte
     text = np.empty(len(page) + 1, np.uint8)
     blocks = np.zeros((len(tags) + 2, 9), np.int32)
     ranges = np.empty((len(tags) + 1, 4), np.int32)
-    stack = np.empty((_DEEPEST + 1, 3), np.int32)
+    stack = np.empty((_MAX_DEPTH_ELEMENTS + 1, 3), np.int32)
     state = np.zeros(10, np.int32)
     read = 0
     for number in range(len(tags) + 1):
@@ -281,7 +281,7 @@ def blocks_of(page: Bytes, tags: Table, kinds: Bytes, says: Table) -> tuple[Byte
             place = _close_place(stack, state, kinds, -element)
             if place >= 0:
                 _pop_to(stack, place, state, kinds, ranges)
-        elif element != _HR and element not in (_BODY, _HTML, _HEAD) and state[_DEPTH] < _DEEPEST:
+        elif element != _HR and element not in (_BODY, _HTML, _HEAD) and state[_DEPTH] < _MAX_DEPTH_ELEMENTS:
             _pop_to(stack, _implied_end(stack, state, kinds, element), state, kinds, ranges)
             _open(stack, state, kinds, ranges, element, tags[number, MARKS] | says[element])
     _close_block(text, blocks, state, _block_element(stack, state, kinds))

@@ -18,8 +18,8 @@ SUFFIXES = (*(stem + packed for stem in (*PAGES, *LINES, *TEXTS) for packed in (
 _OTHER_PACKINGS = (*_PACKINGS, ".bz2", ".xz", ".lz4", ".zip")
 # The number of a shard: part-00000, train-00000-of-01024, CC-MAIN-<time>-<time>-00000
 _NUMBER = re.compile(r"[-_](?:of[-_])?(?:\d{5,7}|\d{14})(?=[-_]|$)")
-MOST_LEVELS, MOST_WAYS = 200, 100  # depth of folders; paths to one folder through links
-_SHOWN = 5  # endings in a message
+MAX_FOLDER_LEVELS, MAX_PATHS_TO_A_FOLDER = 200, 100  # the latter through links
+_MAX_ENDINGS_SHOWN = 5
 
 
 class Input(NamedTuple):
@@ -108,8 +108,8 @@ def marks_of(corpus: Path | str) -> dict[str, Mark]:
 def told_endings(others: Mapping[str, int]) -> str:
     """Return the number of files of each ending for a terminal, the most frequent first."""
     ranked = sorted(others.items(), key=lambda pair: (-pair[1], pair[0]))
-    more = sum(count for _, count in ranked[_SHOWN:])
-    told = [f"{count:,} {ending}" for ending, count in ranked[:_SHOWN]]
+    more = sum(count for _, count in ranked[_MAX_ENDINGS_SHOWN:])
+    told = [f"{count:,} {ending}" for ending, count in ranked[:_MAX_ENDINGS_SHOWN]]
     return ", ".join([*told, *([f"{more:,} others"] if more else [])])
 
 
@@ -164,7 +164,7 @@ def _below(
     """Yield everything below a folder, and whether it is a file. A link to a folder that contains it is not followed.
 
     ways: how often each folder was reached. Thirty folders, each with two links to the next one, have a billion paths.
-    Raises DataError above MOST_WAYS paths to a folder, and above a depth of MOST_LEVELS.
+    Raises DataError above MAX_PATHS_TO_A_FOLDER paths to a folder, and above a depth of MAX_FOLDER_LEVELS.
     """
     try:
         state = folder.stat()
@@ -176,13 +176,14 @@ def _below(
             f"{folder} cannot be looked into ({error.strerror}); fix its permissions, or move it away"
         ) from None
     ways[here] += 1
-    if ways[here] > MOST_WAYS:
+    if ways[here] > MAX_PATHS_TO_A_FOLDER:
         raise DataError(
-            f"{folder} is reached in more than {MOST_WAYS} ways, through links to folders; remove some of the links"
+            f"{folder} is reached in more than {MAX_PATHS_TO_A_FOLDER} ways, through links to folders; remove some of "
+            f"the links"
         )
-    if len(above) > MOST_LEVELS:
+    if len(above) > MAX_FOLDER_LEVELS:
         raise DataError(
-            f"{folder} lies more than {MOST_LEVELS} folders deep in the corpus; move it up, or read it by itself"
+            f"{folder} lies more than {MAX_FOLDER_LEVELS} folders deep in the corpus; move it up, or read it by itself"
         )
     for entry in inside:
         # Path.is_dir, unlike DirEntry.is_dir, returns False for a link in a circle.

@@ -12,9 +12,9 @@ from typing import Any, BinaryIO, NamedTuple
 
 import pyarrow.parquet as pq
 
-MOST_LEVELS = 100  # levels of nested columns
+MAX_COLUMN_LEVELS = 100
 MOST_FOOTER_BYTES = 64 << 20  # some 400,000 chunks of columns
-_MOST_STRUCTS = 64  # within one another, in a header
+_MAX_STRUCTS = 64  # within one another, in a header
 _MAGIC = b"PAR1"
 _TAIL_BYTES = 8  # length of the footer, and the magic
 _WINDOW_BYTES, _LARGEST_HEADER_BYTES = 1 << 10, 16 << 20  # Arrow refuses page headers above 16 MiB
@@ -65,7 +65,11 @@ def footer_problem(file: BinaryIO) -> str:
             deepest = max(deepest, _depth(reader))
         else:
             reader.value(kind)
-    return f"its columns are nested {deepest} levels deep; the limit is {MOST_LEVELS}" if deepest > MOST_LEVELS else ""
+    return (
+        f"its columns are nested {deepest} levels deep; the limit is {MAX_COLUMN_LEVELS}"
+        if deepest > MAX_COLUMN_LEVELS
+        else ""
+    )
 
 
 def declared(file: BinaryIO, table: pq.ParquetFile, group: int, columns: set[int]) -> Declared:
@@ -193,8 +197,8 @@ class _Thrift:
 
         in_list: whether the value is an element, because only there a boolean takes a byte of its own.
         """
-        if level > _MOST_STRUCTS:
-            raise ValueError(f"a header has more than {_MOST_STRUCTS} structs within one another")
+        if level > _MAX_STRUCTS:
+            raise ValueError(f"a header has more than {_MAX_STRUCTS} structs within one another")
         if kind in _INTEGERS:
             return self._integer()
         if kind == _STRUCT:

@@ -14,7 +14,7 @@ from trivium.redact import redact
 from trivium.stores.requests import Truncated, file_system, patiently
 
 BLOCK_BYTES = 4 << 20
-_MOST_BLOCKS = 4  # blocks of a file in memory
+_MAX_BLOCKS_IN_MEMORY = 4  # of one file
 # Fields by which stores identify the contents of a file; times only where there is no tag.
 _TAGS = ("ETag", "etag", "Content-MD5", "md5Hash", "blob_id", "oid")
 _TIMES = ("mtime", "LastModified", "last_modified", "Last-Modified", "updated", "created")
@@ -91,7 +91,7 @@ class _RemoteFile(AbstractBufferedFile):
     def __init__(self, system: Any, path: str, url: str, size: int) -> None:
         self._url = url
         self._source: Any = None
-        cache = {"maxblocks": _MOST_BLOCKS}
+        cache = {"maxblocks": _MAX_BLOCKS_IN_MEMORY}
         super().__init__(
             system, path, "rb", block_size=BLOCK_BYTES, cache_type="blockcache", cache_options=cache, size=size
         )

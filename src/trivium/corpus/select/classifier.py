@@ -29,7 +29,7 @@ from trivium.untrusted import check_regular
 
 FORMAT = "trivium-classifier-1"
 FILE = "classifier.npz"  # in the folder that training writes
-_BATCH = 1 << 10  # texts hashed at once
+_TEXTS_PER_BATCH = 1 << 10
 
 
 @dataclass(frozen=True)
@@ -184,8 +184,8 @@ def _sample(count: int, most: int, seed: int, name: str) -> list[int]:
 
 def _features(texts: Sequence[str], longest: int, bits: int, words: int) -> tuple[Offsets, Buckets]:
     parts = [
-        hashed_ngrams(texts_of(texts[at : at + _BATCH]), longest=longest, bits=bits, most_words=words)
-        for at in range(0, len(texts), _BATCH)
+        hashed_ngrams(texts_of(texts[at : at + _TEXTS_PER_BATCH]), longest=longest, bits=bits, most_words=words)
+        for at in range(0, len(texts), _TEXTS_PER_BATCH)
     ]
     sizes = [np.diff(offsets) for offsets, _ in parts]
     return np.cumsum(np.concatenate([np.zeros(1, np.int64), *sizes])), np.concatenate([b for _, b in parts])

@@ -21,7 +21,7 @@ Vector = NDArray[np.float64]
 Dense = NDArray[np.float32]
 Points: TypeAlias = sp.csr_array | Dense
 
-_LONGEST = 2  # words in a feature
+_MAX_FEATURE_WORDS = 2
 _COUNTED_AT_ONCE = 8192  # texts
 
 
@@ -108,7 +108,8 @@ def ngram_counts(texts: Sequence[str], *, bits: int) -> sp.csr_array:
     """Return how often each hashed word or word pair occurs in each text: [texts, 2^bits], float32."""
     batches = [texts[n : n + _COUNTED_AT_ONCE] for n in range(0, len(texts), _COUNTED_AT_ONCE)]
     counted = (
-        counts_matrix(*hashed_ngrams(texts_of(some), longest=_LONGEST, bits=bits), bits=bits) for some in batches
+        counts_matrix(*hashed_ngrams(texts_of(some), longest=_MAX_FEATURE_WORDS, bits=bits), bits=bits)
+        for some in batches
     )
     return sp.csr_array(sp.vstack([some.astype(np.float32) for some in counted], format="csr"))
 

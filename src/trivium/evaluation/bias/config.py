@@ -4,7 +4,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
-from trivium.config import MOST, Config, NotNegative, Positive
+from trivium.config import MAX_COUNT, Config, NotNegative, Positive
 
 Variant = Literal["neutral", "competent", "incompetent"]
 Analysis = Literal["association", "adjectives", "sentiment", "winogender", "winobias"]
@@ -55,7 +55,7 @@ class BiasConfig(Config):
     analyses: Annotated[tuple[Analysis, ...], Field(min_length=1)] = ("association", "adjectives", "sentiment")
     variants: Annotated[tuple[Variant, ...], Field(min_length=1)] = ("neutral", "competent", "incompetent")
     # Number of occupations, chosen by the seed (MT-NLG: 323); None uses all.
-    occupations: Annotated[int, Field(ge=2, le=MOST)] | None = 323
+    occupations: Annotated[int, Field(ge=2, le=MAX_COUNT)] | None = 323
     occupation_list: str | None = None  # path of your own file, one occupation per line
     cooccurrence: CooccurrenceConfig = CooccurrenceConfig()
     data: str | None = None  # folder that contains winogender/ and winobias/

@@ -23,7 +23,7 @@ from trivium.evaluation.judges.agreement import (
     tie_calibration,
 )
 
-TAU_ITEMS = 20_000_000  # items over all permutations of tau, which is computed again in each; there are at least 100
+MAX_TAU_ITEMS = 20_000_000  # over all permutations, each of which computes tau again; there are at least 100
 
 
 def compare(human: Floats, one: Floats, other: Floats, *, seed: int, permutations: int) -> dict[str, dict[str, Any]]:
@@ -130,7 +130,7 @@ def _of_items(human: Floats, one: Floats, other: Floats, signs: Floats) -> dict[
         with np.errstate(divide="ignore", invalid="ignore"):
             r = [p / np.sqrt(q - m**2) for p, m, q in zip(products, means, squares, strict=True)]
         found[name] = r[0] - r[1]
-    few = max(100, TAU_ITEMS // max(int(np.isfinite(human).sum()), 1))
+    few = max(100, MAX_TAU_ITEMS // max(int(np.isfinite(human).sum()), 1))
     found["tau_b"], found["tau_c"] = _taus(human, _ranked(one), _ranked(other), signs[:few])
     return found
 

@@ -14,7 +14,7 @@ Windows = Literal["none", "sized", "typed", "mixed", "used", "used_in_turn", "us
 _USED, _ALIKE = ("used", "used_in_turn", "used_in_all"), ("sized", "used_in_all")
 WINDOW, ALL = "sliding_attention", "full_attention"
 # Defaults of transformers: max_window_layers, and the period of layers with full attention in mixed models.
-_UNSAID, _MIXED = 28, 4
+_DEFAULT_MAX_WINDOW_LAYERS, _FULL_ATTENTION_PERIOD = 28, 4
 
 
 def windows_of(config: Mapping[str, Any], kind: Windows, where: str) -> dict[str, Any]:
@@ -68,12 +68,12 @@ def _layers(config: Mapping[str, Any], kind: Windows, size: int | None, where: s
     """The first layer with a window, and of those from there on, how many-th each sees all."""
     given, layers = config.get("layer_types"), config["num_hidden_layers"]
     if given is None and kind == "mixed":
-        given = [WINDOW if (n + 1) % _MIXED else ALL for n in range(layers)]
+        given = [WINDOW if (n + 1) % _FULL_ATTENTION_PERIOD else ALL for n in range(layers)]
     if given is None and kind == "used_in_turn":
-        before = config.get("max_window_layers", _UNSAID) if size is not None else 0
+        before = config.get("max_window_layers", _DEFAULT_MAX_WINDOW_LAYERS) if size is not None else 0
         given = [WINDOW if n < before and n % 2 == 0 else ALL for n in range(layers)]
     if given is None:
-        first = config.get("max_window_layers", _UNSAID) if kind == "used" else 0
+        first = config.get("max_window_layers", _DEFAULT_MAX_WINDOW_LAYERS) if kind == "used" else 0
         if first is None:
             raise DataError(f"{where}: max_window_layers is None, and must be a whole number")
         return first, None

@@ -23,7 +23,7 @@ from trivium.tokens.chat.template import END, FILE, START, ChatTemplate, Request
 from trivium.tokens.tokenizer import Tokenizer
 from trivium.units import shown
 
-_BATCH = 256  # conversations that are rendered and encoded at a time
+_CONVERSATIONS_PER_BATCH = 256
 _SHOWN_CHARACTERS = 40
 _TAGS = f"write {{% generation %}} and {{% endgeneration %}} around answers in {FILE}"
 _LETTER = "x"  # before a text that is encoded as the continuation of another
@@ -58,7 +58,7 @@ def encode_conversations(
 ) -> Iterator[Encoded]:
     """Yield the result of `encode_conversation` for each; many take much less time together."""
     left = iter(conversations)
-    while batch := list(islice(left, _BATCH)):
+    while batch := list(islice(left, _CONVERSATIONS_PER_BATCH)):
         answers = [[n for n, turn in enumerate(one.turns) if turn.role == ASSISTANT] for one in batch]
         yield from _encoded(batch, answers, template, tokenizer)
 

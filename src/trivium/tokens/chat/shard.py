@@ -33,7 +33,7 @@ from trivium.tokens.tokenizer import Tokenizer
 
 PADDING = "padding"  # the document of ids that fill bins
 SOURCE = "conversations"
-_BINS = 512  # written at a time
+_BINS_PER_WRITE = 512
 _REPORTED = 1000  # conversations between two reports of progress
 
 
@@ -151,7 +151,7 @@ def write_packed(
         lineage = LineageWriter(out / f"documents-{name}.parquet")
         unigrams[split] = np.zeros(tokenizer.vocabulary, np.int64)
         counted, left = 0, iter(_filled(splits[split], bins, sequence, tokenizer.end_of_text))
-        while documents := list(islice(left, _BINS)):
+        while documents := list(islice(left, _BINS_PER_WRITE)):
             lengths = np.array([len(one.ids) for one in documents], np.int64)
             ids = np.concatenate([one.ids for one in documents])
             own = np.concatenate([one.weights for one in documents])

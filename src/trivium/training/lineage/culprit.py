@@ -29,8 +29,8 @@ from trivium.training.record import Record
 from trivium.training.trainer import Samples, StepResult
 
 Tensor = torch.Tensor
-SHOWN = 8  # rows whose documents are searched
-REPRODUCED = 1e-2  # relative difference of the loss up to which a finite replay is the logged step
+MAX_ROWS_SEARCHED = 8  # for their documents
+MAX_LOSS_DIFFERENCE = 1e-2  # relative, of a finite replay that counts as the logged step
 LOSS = "the loss"  # as the place, if every module's output is finite
 
 
@@ -83,7 +83,7 @@ def find_culprit(record: Record, step: int, progress: Progress = silent) -> dict
         "micro_batches": micro_batches,
         "rows": rows,
         "every_row": every_row,
-        "culprits": [] if every_row else [search.blame(row) for row in rows[:SHOWN]],
+        "culprits": [] if every_row else [search.blame(row) for row in rows[:MAX_ROWS_SEARCHED]],
         "layer": place.module if place else None,
         "pass": place.way if place else None,
     }
@@ -94,7 +94,7 @@ def _reproduced(result: StepResult, logged: Mapping[str, Any]) -> bool:
     values = [float("nan") if value is None else float(value) for value in logged.values()]
     if not all(map(math.isfinite, values)):
         return not finite(result)
-    return finite(result) and math.isclose(result.loss, values[0], rel_tol=REPRODUCED)
+    return finite(result) and math.isclose(result.loss, values[0], rel_tol=MAX_LOSS_DIFFERENCE)
 
 
 class _Worst(NamedTuple):

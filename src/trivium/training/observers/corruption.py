@@ -24,7 +24,7 @@ from trivium.training.trainer import StepResult, Trainer
 
 Tensor = torch.Tensor
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_WIDTH = 1024  # columns whose sums have separate weights
+_CHECKSUM_COLUMNS = 1024  # columns whose sums have separate weights
 
 
 class Held(NamedTuple):
@@ -128,9 +128,9 @@ def checksum(values: Tensor) -> Tensor:
     flat, per_word = values.detach().contiguous().view(-1), 8 // values.element_size()
     if flat.storage_offset() % per_word:
         flat = flat.clone()  # words begin where a tensor begins
-    odd = torch.arange(1, 2 * per_word * _WIDTH, 2, dtype=torch.int64, device=values.device)
-    whole = len(flat) // (per_word * _WIDTH) * per_word * _WIDTH
-    columns = flat[:whole].view(torch.int64).view(-1, _WIDTH).sum(0) * odd[:_WIDTH]
+    odd = torch.arange(1, 2 * per_word * _CHECKSUM_COLUMNS, 2, dtype=torch.int64, device=values.device)
+    whole = len(flat) // (per_word * _CHECKSUM_COLUMNS) * per_word * _CHECKSUM_COLUMNS
+    columns = flat[:whole].view(torch.int64).view(-1, _CHECKSUM_COLUMNS).sum(0) * odd[:_CHECKSUM_COLUMNS]
     rest = flat[whole:].view(_BITS[values.element_size()]).to(torch.int64)
     return columns.sum() + (rest * odd[: len(rest)]).sum()
 

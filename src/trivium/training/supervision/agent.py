@@ -16,7 +16,7 @@ from trivium.training.supervision.preemption import SIGNALS, EndedAtOnce, Reques
 from trivium.training.supervision.rendezvous import (
     BEAT_SECONDS,
     GROW,
-    STRIKES,
+    MAX_FAILURES,
     Host,
     Rendezvous,
     Round,
@@ -31,7 +31,7 @@ from trivium.units import counted
 POLL_SECONDS = 0.3
 SETTLE_SECONDS = 3 * BEAT_SECONDS  # without a change among the waiting hosts, before a round begins
 GRACE_SECONDS = 10.0  # for this host's ranks to find out themselves that a host is gone, and to say which
-KNOCKS = 5  # attempts to reach the leader, whose host may be busy
+MAX_LEADER_ATTEMPTS = 5  # its host may be busy
 GROWS_AFTER_SECONDS = 5 * BEAT_SECONDS  # that a host must wait before a running round makes room for it
 
 
@@ -161,10 +161,12 @@ class Agent:
             self.meeting.create(over)
             append_event(self.job.out, {"event": "stopped", "cause": over.stops})
             return
-        barred = {name for name, count in over.strikes.items() if count >= STRIKES}
+        barred = {name for name, count in over.strikes.items() if count >= MAX_FAILURES}
         if new := barred - self.meeting.left_out:
             for name in sorted(new):
-                self._events.append({"event": "host left out", "host": name, "cause": f"it failed {STRIKES} times"})
+                self._events.append(
+                    {"event": "host left out", "host": name, "cause": f"it failed {MAX_FAILURES} times"}
+                )
                 self.meeting.leave_out(name)
             return  # the others meet in the next turn
         fit = self._fit(len(members)) if len(members) >= self.job.least else None
@@ -225,7 +227,7 @@ class Agent:
         """Run this host's ranks; return whether they trained to the end."""
         hosts = self.meeting.look()
         leader = hosts.get(found.names[0])
-        knocks = (self.meeting.address_of(leader) for _ in range(KNOCKS) if leader is not None)
+        knocks = (self.meeting.address_of(leader) for _ in range(MAX_LEADER_ATTEMPTS) if leader is not None)
         address = next(filter(None, knocks), "")
         first, here = found.names.index(self.meeting.me.name) * self.job.ranks, self.job.ranks
         world_size = here * len(found.names)
@@ -286,7 +288,8 @@ class Agent:
     def _why_left_out(self) -> str:
         mark = self.meeting.folder / f"{self.meeting.me.name}.out"
         return (
-            f"this host failed {STRIKES} times without a new checkpoint, and is left out; repair it and delete {mark}"
+            f"this host failed {MAX_FAILURES} times without a new checkpoint, and is left out; repair it and delete "
+            f"{mark}"
         )
 
     def _flush(self) -> None:

@@ -26,9 +26,9 @@ from trivium.provenance import write_json
 from trivium.untrusted import read_json
 
 BEAT_SECONDS = 1.0
-CANDIDATES = 8  # of the hosts in order, as many are considered as leader
+MAX_LEADER_CANDIDATES = 8  # the first hosts in order
 KNOCK_SECONDS = 2.0  # longest time for another host to answer
-STRIKES = 2  # failures since the newest checkpoint after which a host is left out
+MAX_FAILURES = 2  # since the newest checkpoint, after which a host is left out
 GROW = "grow"  # file whose presence asks the ranks to end at their next checkpoint, so that more hosts join
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _ROUND = re.compile(r"round-(\d{5,})\.json")
@@ -186,13 +186,13 @@ class Rendezvous:
         return self.folder / f"round-{number:05d}.json"
 
     def _renew(self) -> None:
-        with ThreadPoolExecutor(CANDIDATES) as pool:
+        with ThreadPoolExecutor(MAX_LEADER_CANDIDATES) as pool:
             while not self._over.wait(BEAT_SECONDS):
                 reaches: tuple[str, ...] = ()
                 if self.me.state == "waiting":
                     with suppress(OSError, ConfigError):
                         order = in_order(self._alive, self.newest())
-                        found = pool.map(self.address_of, order[:CANDIDATES])
+                        found = pool.map(self.address_of, order[:MAX_LEADER_CANDIDATES])
                         reaches = tuple(host.name for host, at in zip(order, found, strict=False) if at)
                 self.say(reaches=reaches)
 
@@ -263,7 +263,7 @@ def led(order: Sequence[Host]) -> tuple[Host, ...]:
     def followers(leader: Host) -> tuple[Host, ...]:
         return leader, *(host for host in order if host is not leader and leader.name in host.reaches)
 
-    return max(map(followers, order[:CANDIDATES]), key=len, default=())
+    return max(map(followers, order[:MAX_LEADER_CANDIDATES]), key=len, default=())
 
 
 def unused_port() -> int:
