@@ -228,7 +228,7 @@ def test_what_cannot_be_tuned_is_refused_before_anything_is_written(
     options = {"--data": data if words[0] != "--out" else ".", "--out": "tuned", "--method": "full"} | dict([words])
     ended = call("tune", str(models / "run"), *(word for pair in options.items() for word in pair))
     assert ended.returncode == code and says in ended.stderr, ended.stderr
-    assert not (tmp_path / "tuned" / "tokens").exists()
+    assert not (tmp_path / "tuned").exists()
 
 
 def test_a_model_without_a_tokenizer_is_refused(models: Path, data: str, call, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import os
 import shlex
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from heapq import nlargest
@@ -199,13 +199,16 @@ def _tune(asked: Asked, method: Method, given: Given, base: Base, teacher: Teach
 
 @contextmanager
 def _config_kept(at: Workspace) -> Iterator[None]:
-    """Restore the config of the run at the end: that of the conversations has no batch and no steps yet."""
+    """Restore the config of the run at the end: that of the conversations has no batch and no steps yet. A folder that
+    is then empty, because the conversations were refused, is removed."""
     before = read_bytes(at.config) if at.config.is_file() else None
     try:
         yield
     finally:
         if before is None:
             at.config.unlink(missing_ok=True)
+            with suppress(OSError):
+                at.root.rmdir()
         else:
             at.config.write_bytes(before)
 
