@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch.cuda import nccl
 
 from trivium.comms.devices import SHARE, Taken, environment_of_gpus, environment_of_shared, identity, lacking, wrong_in
-from trivium.comms.meeting import meet_at, nobody_asks, wait_until_open
+from trivium.comms.meeting import meet_at, nobody_asks, pause_seconds, wait_until_open
 from trivium.comms.route import route_to
 from trivium.comms.terms import NO_TERMS, Terms, disagreement
 from trivium.errors import NOT_WORTH_REPEATING, ConfigError, Preempted, TriviumError
@@ -206,7 +206,7 @@ def _met(place: Place, seconds: float, taken: str, terms: Terms, asked: Callable
     host, port, attempt = meeting_point()
     opens = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
     if not opens:
-        wait_until_open(host, port, seconds, asked)
+        wait_until_open(host, port, seconds, asked, pause=pause_seconds(place.rank, place.world_size))
     limit = datetime.timedelta(seconds=seconds)
     whole = dist.TCPStore(host, port, is_master=opens, timeout=limit, wait_for_workers=False, multi_tenant=True)
     store = dist.PrefixStore(f"trivium/{attempt}", whole)

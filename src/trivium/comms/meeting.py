@@ -50,8 +50,9 @@ def pause_seconds(rank: int, world_size: int) -> float:
     return max(_POLL_SECONDS, (world_size - 1) / left) if rank else of_first
 
 
-def wait_until_open(host: str, port: int, seconds: float, asked: Callable[[], bool]) -> None:
-    """Return when a process listens at the port. Raises TriviumError after `seconds`, Unmet if `asked()` is true."""
+def wait_until_open(host: str, port: int, seconds: float, asked: Callable[[], bool], *, pause: float) -> None:
+    """Return when a process listens at the port; try again after each pause. Raises TriviumError after `seconds`, Unmet
+    if `asked()` is true."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -66,7 +67,7 @@ def wait_until_open(host: str, port: int, seconds: float, asked: Callable[[], bo
                 f"nobody answers at {host}:{port}, where rank 0 opens the store at which all ranks meet, within "
                 f"{seconds:g} s ({why}); see what its host says"
             )
-        time.sleep(_POLL_SECONDS)
+        time.sleep(pause)
 
 
 def meet_at(

@@ -274,7 +274,7 @@ def test_rank_that_waits_for_others_ends_when_it_is_asked_to(tmp_path: Path) -> 
     port = free_port()
     ranks = start_ranks(wait_for_others, 1, port, given)
     try:
-        wait_until_open("127.0.0.1", port, 60.0, lambda: False)
+        wait_until_open("127.0.0.1", port, 60.0, lambda: False, pause=0.1)
         os.kill(ranks.pids[0], signal.SIGTERM)
         ranks.processes[0].join(20)
         assert ranks.processes[0].exitcode == Preempted.exit_code
