@@ -50,7 +50,9 @@ def _measured(arguments: list[str], max_ranks: int, plans: int) -> dict[str, Any
     import trivium.training.trainer  # noqa: F401
     from trivium.certify.layouts import generated_plans
 
-    found = [plan for plan in generated_plans(max_ranks) if plan.layout.world_size > 1]
+    # How many rows an expert has depends on what is computed, and nothing is computed here.
+    every = [plan for plan in generated_plans(max_ranks) if not plan.model.experts_by_layer]
+    found = [plan for plan in every if plan.layout.world_size > 1]
     chosen = found[:: max(1, len(found) // plans)][:plans] if plans else found
     rows = []
     for number, plan in enumerate(chosen):
@@ -173,7 +175,8 @@ def page(record: Mapping[str, Any]) -> str:
             f"- commit {record['commit']}{' with uncommitted changes' if record['changed'] else ''}",
             f"- command: `{record['command']}`",
             "",
-            f"- plans: {len(rows)} of {record['generated']} of the certificate's sweep with several ranks, in fp32 and "
+            f"- plans: {len(rows)} of {record['generated']} of the certificate's sweep with several ranks and without "
+            f"experts (how many rows these have depends on what is computed, and nothing was), in fp32 and "
             f"bf16 in turns ({', '.join(f'{n} of {size} ranks' for size, n in sorted(world.items()))})",
             f"- come to their end: {len(met)}; one request at a time in the order asked: "
             f"{sum(row['one_at_a_time'] for row in met)}",

@@ -44,6 +44,7 @@ def anew() -> int:
             "TRITON_LIBCUDA_PATH": folder,
             "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1",
             "TORCHINDUCTOR_COMPILE_THREADS": "1",  # processes that compile would be waited for at the end, for minutes
+            "PYTORCH_ALLOC_CONF": "expandable_segments:False",  # the driver below has no virtual addresses
             "PYTHONPATH": os.pathsep.join([str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")]),
         }
         return subprocess.run([sys.executable, *sys.argv], env={**os.environ, **preloaded}).returncode

@@ -127,6 +127,8 @@ int cudaFree(void *p) {
   return 0;
 }
 
+int cudaHostRegister(void) { return 0; }
+int cudaHostUnregister(void) { return 0; }
 int cudaHostAlloc(void **p, size_t bytes) {
   *p = pinned + __sync_fetch_and_add(&pinned_top, (bytes + 4095) / 4096 * 4096);
   return 0;
