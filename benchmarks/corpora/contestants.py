@@ -23,7 +23,7 @@ from trivium.corpus.config import CurateConfig, DecontaminationConfig, DedupConf
 from trivium.corpus.daft_engine import Daft
 from trivium.corpus.dedup.deduplicate import deduplicate as station
 from trivium.corpus.dedup.groups import components, survivors
-from trivium.corpus.dedup.minhash import CHAIN, MinHash, merged_pairs
+from trivium.corpus.dedup.minhash import MAX_COMPARED_TEXTS, MinHash, merged_pairs
 from trivium.corpus.engine import Engine, Here
 from trivium.corpus.kernels.shingles import jaccard_of_pairs, pairs_in_band, shingle_sets
 from trivium.corpus.kernels.texts import texts_of
@@ -47,7 +47,9 @@ def deduplicate(source: Path, out: Path) -> None:
     """Read, find, verify, group, keep the first of each group, write."""
     table = pq.read_table(source, columns=["id", "text"])
     config, texts = DedupConfig(), texts_of(table["text"])
-    pairs = merged_pairs(pairs_in_band(band, chain=CHAIN) for band in MinHash(config, seed=1).band_keys(texts))
+    pairs = merged_pairs(
+        pairs_in_band(band, chain=MAX_COMPARED_TEXTS) for band in MinHash(config, seed=1).band_keys(texts)
+    )
     rows = np.unique(pairs)
     sets = shingle_sets(texts_of(table["text"].take(pa.array(rows))), size=config.shingle)
     similar = jaccard_of_pairs(sets, sets, np.searchsorted(rows, pairs)) >= config.threshold
