@@ -49,6 +49,7 @@ FIRST_GONE = (
 )
 TIMED_OUT = "Timed out waiting"  # gloo's error about a peer that sends nothing, as after a cut cable
 KNOCKING_SECONDS = 5.0  # time for the first host to accept or reject a connection
+ENDING_SECONDS = 2.0  # in which the processes of a host that is killed end, the store of all ranks perhaps last
 TELL_STACKS, NAMED, FAILED, LOOKS = "tell stacks", "named", "failed", "looks"
 
 
@@ -282,6 +283,8 @@ def first_host_gone(place: Place, failure: Failure) -> Failure | None:
         return failure
     host, port, _ = meeting_point()
     with contextlib.suppress(OSError):
+        socket.create_connection((host, port), timeout=KNOCKING_SECONDS).close()
+        time.sleep(ENDING_SECONDS)
         socket.create_connection((host, port), timeout=KNOCKING_SECONDS).close()
         return failure
     if place.local_rank:
