@@ -11,7 +11,7 @@ from trivium.certify.reference import random_rows
 from trivium.comms.launch import Place
 from trivium.comms.mesh import Mesh
 from trivium.parallel.sharding import buckets
-from trivium.parallel.sharding.zero import AdamRule
+from trivium.parallel.sharding.zero import AdamRule, ShardedOptimizer
 from trivium.plan import buckets as table
 from trivium.plan.plan import Plan
 from trivium.training.trainer import Samples, Trainer
@@ -52,6 +52,7 @@ def trained(plan: Plan, place: Place, late: bool) -> tuple[list[torch.Tensor], l
     with pytest.MonkeyPatch.context() as patch:
         if late:
             patch.setattr(buckets, "all_gather_into", gather)
+            patch.setattr(ShardedOptimizer, "_gathers_beside_forward", True)  # as on an accelerator
         for step in range(STEPS):
             log.clear()
             trainer.train_step(step, Samples(0, plan.batch.sequences, random_rows(plan)), 1e-2)

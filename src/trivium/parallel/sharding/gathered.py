@@ -2,7 +2,7 @@
 
 At ZeRO stage 3 weights are whole only around the module that uses them, forward and backward; while one module
 computes, the next one's weights are already on their way. At stages 1 and 2 the weights that other ranks have updated
-arrive while earlier modules compute the next forward.
+arrive on accelerators while earlier modules compute the next forward.
 """
 
 from collections.abc import Callable, Sequence
