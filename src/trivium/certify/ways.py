@@ -170,6 +170,7 @@ AS_ACCELERATORS = (
     *limits("kernels.cpu.product", MIN_MULTIPLICATIONS=100),  # biases are added after MKL's products
     Replaced(stage, "operations_of", _reference_but_products),
     Replaced(zero, "together", _updated_together),
+    Replaced(zero.ShardedOptimizer, "_gathers_beside_forward", True),
 )
 ADDED_BY_US = (Replaced(Bucket, "adds_itself", property(lambda self: False, lambda self, value: None)),)
 

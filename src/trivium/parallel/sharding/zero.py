@@ -182,7 +182,7 @@ class ShardedOptimizer:
     def _update(self, lr: float, factor: Tensor | float) -> None:
         """Update all weights with `factor` times the gradients. A processor updates one bucket after the other, so that
         intermediate results stay in its cache. An accelerator updates many at once, in a few launches. Updated weights
-        are sent while the next ones are computed; the next forward waits for each where it needs it."""
+        are sent while the next ones are computed."""
         self.before_update(factor)
         self._numbers.clear()
         if self._one_pass is not None and not isinstance(factor, Tensor):

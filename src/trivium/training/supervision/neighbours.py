@@ -49,7 +49,7 @@ FIRST_GONE = (
 )
 TIMED_OUT = "Timed out waiting"  # gloo's error about a peer that sends nothing, as after a cut cable
 KNOCKING_SECONDS = 5.0  # time for the first host to accept or reject a connection
-ENDING_SECONDS = 2.0  # in which the processes of a host that is killed end, the store of all ranks perhaps last
+ENDING_SECONDS = 2.0  # between two such attempts: of a host that is killed, the store of all ranks may end last
 TELL_STACKS, NAMED, FAILED, LOOKS = "tell stacks", "named", "failed", "looks"
 
 
