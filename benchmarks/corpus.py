@@ -54,10 +54,15 @@ PEERS = {
     "text_dedup": Environment("text_dedup", (TEXT_DEDUP_NEEDS, ("--no-deps", "text-dedup==0.4.0"))),
     "pyspark": Environment("pyspark", (("pyspark==4.3.0", "pandas<3", "pyarrow", "numpy", "scipy"),)),
 }
+FILTER_PEERS = {  # for Gopher's rules
+    "nemo_curator": Environment("nemo_curator", (("torch==2.13.0",), ("nemo-curator==1.4.0",))),
+    "datatrove_filters": PEERS["datatrove"],
+}
 EXACT_PEERS = {  # for equal texts
     "duckdb": Environment("duckdb", (("duckdb==2.0.1",),)),
     "polars": Environment("polars", (("polars==2.1.0",),)),
 }
+INSTALLABLE = PEERS | EXACT_PEERS | {"nemo_curator": FILTER_PEERS["nemo_curator"]}
 TARGETS = {
     "datasketch": 4.0,
     "datatrove": 30.0,
@@ -80,7 +85,7 @@ class Contestant:
 def main() -> None:
     options = _options()
     if options.install:
-        (PEERS | EXACT_PEERS)[options.install].install()
+        INSTALLABLE[options.install].install()
         return
     corpus = options.work / "corpus.parquet"
     if not corpus.is_file():
@@ -125,14 +130,34 @@ def deduplication(corpus: Path, size: float, options: argparse.Namespace) -> dic
 
 def exact_deduplication(corpus: Path, size: float, options: argparse.Namespace) -> dict[str, Any]:
     """Speed of the keys of equal texts against databases, and whether the same rows stay."""
-    contestants = [_own("first of each text", corpus, options.work / "exact.parquet")]
-    rows = _add_peers(contestants, EXACT_PEERS, corpus, options)
+    return _rows_kept_by(
+        _own("first of each text", corpus, options.work / "exact.parquet"), EXACT_PEERS, corpus, size, options
+    )
+
+
+def gopher_filters(corpus: Path, size: float, options: argparse.Namespace) -> dict[str, Any]:
+    """Speed of Gopher's rules on quality and repetition against other pipelines, and whether the same rows stay.
+
+    Lines end in a line feed alone: datatrove takes the carriage returns of empty lines for repeated lines. NeMo Curator
+    runs without its executor, which would add the time of Ray's processes.
+    """
+    table = pq.read_table(corpus, columns=["id", "text"])
+    lines = corpus.with_name("lines.parquet")
+    pq.write_table(table.set_column(1, "text", pc.replace_substring(table["text"], "\r\n", "\n")), lines)
+    ours = _own("gopher filters", lines, options.work / "gopher.parquet")
+    return _rows_kept_by(ours, FILTER_PEERS, lines, size, options)
+
+
+def _rows_kept_by(
+    ours: Contestant, peers: dict[str, Environment], corpus: Path, size: float, options: argparse.Namespace
+) -> dict[str, Any]:
+    contestants = [ours]
+    rows = _add_peers(contestants, peers, corpus, options)
     rows |= _timed(contestants, size, options.rounds)
     kept = {one.name: set(rows_kept(one.out).tolist()) for one in contestants if "failed" not in rows[one.name]}
-    ours = kept["first of each text"]
-    return _compared(rows, "first of each text") | {
+    return _compared(rows, ours.name) | {
         "rows_kept": {name: len(ids) for name, ids in kept.items()},
-        "rows_that_differ": {name: len(ids ^ ours) for name, ids in kept.items()},
+        "rows_that_differ": {name: len(ids ^ kept[ours.name]) for name, ids in kept.items()},
     }
 
 
@@ -148,7 +173,7 @@ def _add_peers(
             command = (str(environment.python), str(script), str(corpus), str(out))
             contestants.append(Contestant(name, command, out))
         else:
-            rows[name] = {"not run": f"not installed: python benchmarks/corpus.py --install {name}"}
+            rows[name] = {"not run": f"not installed: python benchmarks/corpus.py --install {environment.name}"}
     return rows
 
 
@@ -268,6 +293,7 @@ def tokenization_memory(corpus: Path, size: float, options: argparse.Namespace) 
 ROWS: dict[str, Callable[[Path, float, argparse.Namespace], dict[str, Any]]] = {
     "deduplication": deduplication,
     "exact deduplication": exact_deduplication,
+    "gopher filters": gopher_filters,
     "decontamination": decontamination,
     "curation": curation,
     "curation of books": curation_of_books,
@@ -401,7 +427,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--peers", nargs="*", choices=[*PEERS, "none"], default=list(PEERS))
     parser.add_argument("--gigabytes", type=float, default=10.0)
-    parser.add_argument("--install", choices=sorted(PEERS | EXACT_PEERS))
+    parser.add_argument("--install", choices=sorted(INSTALLABLE))
     options = parser.parse_args()
     if options.data is None and not options.install:
         parser.error("--data (or TRIVIUM_DATA) names the folder with corpora/ and tasks/")

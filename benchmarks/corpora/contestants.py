@@ -19,11 +19,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from corpora.tokenizing import tokenize_as_megatron, tokenize_ours
-from trivium.corpus.config import CurateConfig, DecontaminationConfig, DedupConfig
+from trivium.corpus.clean.quality import gopher_step
+from trivium.corpus.clean.repetition import repetition_step
+from trivium.corpus.config import CurateConfig, DecontaminationConfig, DedupConfig, QualityConfig, RepetitionConfig
 from trivium.corpus.daft_engine import Daft
 from trivium.corpus.dedup.deduplicate import deduplicate as station
 from trivium.corpus.dedup.groups import components, survivors
 from trivium.corpus.dedup.minhash import MAX_COMPARED_TEXTS, MinHash, merged_pairs
+from trivium.corpus.document import Document
 from trivium.corpus.engine import Engine, Here
 from trivium.corpus.kernels.shingles import jaccard_of_pairs, pairs_in_band, shingle_sets
 from trivium.corpus.kernels.texts import texts_of
@@ -32,6 +35,7 @@ from trivium.corpus.kernels.words import text_keys
 from trivium.corpus.pipeline import curate
 from trivium.corpus.read.files import Input
 from trivium.corpus.select.decontaminate import Keys, cut, keys_of
+from trivium.corpus.steps import Steps
 
 BATCH = 1024  # documents read at once
 _WORD = re.compile(r"\w+")
@@ -63,6 +67,15 @@ def first_of_each_text(source: Path, out: Path) -> None:
     table = pq.read_table(source, columns=["id", "text"])
     _, first = np.unique(text_keys(texts_of(table["text"])), axis=0, return_index=True)
     pq.write_table(table.take(pa.array(np.sort(first))), out, compression="zstd")
+
+
+def gopher_filters(source: Path, out: Path) -> None:
+    """Read, judge every document by Gopher's rules on quality and on repetition, keep those that break none, write."""
+    filters, kept = Steps((gopher_step(QualityConfig()), repetition_step(RepetitionConfig()))), []
+    for batch in pq.ParquetFile(source).iter_batches(BATCH, columns=["id", "text"]):
+        judged = filters.run(Document("", text, "") for text in batch["text"].to_pylist())
+        kept.append(batch.filter(pa.array([isinstance(one, Document) for one in judged])))
+    pq.write_table(pa.Table.from_batches(kept), out, compression="zstd")
 
 
 def dedup_station(source: Path, out: Path) -> None:
@@ -172,6 +185,7 @@ CONTESTANTS: dict[str, Callable[[Path, Path], None]] = {
     "decontaminate": decontaminate_kernel,
     "decontaminate plainly": decontaminate_plainly,
     "first of each text": first_of_each_text,
+    "gopher filters": gopher_filters,
     "tokenize": tokenize_ours,
     "tokenize as Megatron": tokenize_as_megatron,
 }

@@ -213,6 +213,13 @@ def meet(place: Place, port: int, sights: list[Sight], environment: dict[str, st
     with pytest.raises(TriviumError, match=told) if refused else nullcontext(), connected(here):
         assert str(here.device) == told.replace("local", str(sight.local_rank))
         assert chosen == ([here.device] if uuids else [])
+        leave_together()
+
+
+def leave_together() -> None:
+    """Wait for the other ranks, if there are any: a rank that ends disturbs those that still connect to it."""
+    if launch.dist.is_initialized():
+        launch.dist.barrier()
 
 
 def host_of(name: str, *accelerators: str, ranks: int = 2) -> list[Sight]:
@@ -289,6 +296,7 @@ def come_late(place: Place, port: int, late: dict[int, float], told: str) -> Non
         connected(here, timeout_seconds=8.0, meeting_seconds=5.0 if told else 30.0),
     ):
         assert not told
+        leave_together()
 
 
 @pytest.mark.broad
@@ -343,7 +351,7 @@ def take_a_route(place: Place, port: int, routes: list[dict[str, Route]], chosen
 
     launch.dist.init_process_group = init
     with connected(Place(place.rank, place.world_size, place.rank % 2, "env://", 2)):
-        pass
+        leave_together()
 
 
 def test_the_first_host_talks_where_it_reaches_another_and_others_where_they_reach_it() -> None:

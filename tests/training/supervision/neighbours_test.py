@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch.distributed as dist
 from tests.training.supervision.job_scripts import job_script
 
 from chaos.scene import job, plan, write_tokens
@@ -231,6 +232,7 @@ def fail_among_others(place: Place, port: int, given: TrainingJob, also: int | N
 
     def train(place: Place, given: TrainingJob, heartbeat: RankHeartbeat) -> None:
         with connected(place, timeout_seconds=30):
+            dist.barrier()  # A rank that ends while others still connect to it would give them another error.
             heartbeat.begin(5, "step")
             time.sleep(0.5 if place.rank == 2 else 1.0 if place.rank == also else 60)
             if killed and place.rank == 2:
