@@ -27,22 +27,11 @@ from pieces import Row, measure, options, report
 from setting import HIDDEN_256, HIDDEN_512, Setting
 from step_page import AS_INSTALLED, step_page
 
-from trivium.kernels.cpu.processor import multiplies_bf16_slowly
-
 OURS = "trivium"
 ROUNDS = 12
 CLIP = 1.0
 NOT_INSTALLED = "not installed: python benchmarks/external.py --install"
 NOT_RUN = {"torchtitan 0.3.0": "its trainer starts CUDA before anything else: it cannot train on a processor"}
-
-
-def own_options(setting: Setting, ranks: int) -> dict[str, Any]:
-    """Trivium's. In one process at hidden 512 in fp32, also where products of bf16 numbers are made in it, GELU's
-    values, a quarter of what a layer keeps, are computed again, so that no peer takes less memory: at most 3 % slower
-    in fp32; in bf16 8 %, by two runs. Elsewhere none does anyway, and they are kept."""
-    in_fp32 = setting.weights == "fp32" or multiplies_bf16_slowly()
-    again = in_fp32 and setting.hidden >= 512 and ranks == 1
-    return {"zero": 1, "recompute": {"activation_function": again}}
 
 
 def rows() -> list[Row]:
@@ -76,14 +65,11 @@ def _contest(setting: Setting, ranks: int, weights: str) -> Contest:
 
 def _says(weights: str) -> str:
     if weights == "fp32":
-        return (
-            "fp32 throughout; every side clips by the global norm of the gradient. In one process at hidden 512 "
-            "Trivium computes GELU again in the backward (`recompute.activation_function`)."
-        )
+        return "fp32 throughout; every side clips by the global norm of the gradient."
     return (
         "Products in bf16, master weights, moments and accumulated gradients in fp32. Trivium and DeepSpeed keep a "
         "bf16 copy of the weights, the others cast under autocast. Where the processor multiplies bf16 the more "
-        "slowly Trivium makes these products in fp32, and in one process at hidden 512 computes GELU again there, too."
+        "slowly Trivium makes these products in fp32."
     )
 
 
@@ -97,9 +83,7 @@ def _entries(setting: Setting, ranks: int) -> list[Entry]:
         return Entry(name, f"peers.{module}", function, options, e.python, e.surroundings() | RUN_ID | fast)
 
     found = [
-        Entry(
-            OURS, "trivium_engine", "trivium", {**own_options(setting, ranks), "layout": {"data": ranks}}, here, tuned
-        ),
+        Entry(OURS, "trivium_engine", "trivium", {"zero": 1, "layout": {"data": ranks}}, here, tuned),
         Entry("plain loop", "peers.plain_loop", "plain_loop", {}, here, tuned),
         # Given what Trivium's runtime does for itself: most of a step's memory then comes without page faults.
         Entry("plain loop, freed memory kept", "peers.plain_loop", "plain_loop", {}, here, tuned | KEPT_MEMORY),

@@ -18,7 +18,7 @@ Tensor = torch.Tensor
 # 0.5 (1 + tanh(z / 2)) = sigmoid(z), z = SLOPE (x + CUBIC x^3).
 SLOPE, CUBIC = 2 * math.sqrt(2 / math.pi), 0.044715
 # Fewer elements are sooner done by one call; more are taken some at a time, that all stays in a cache.
-MIN_ELEMENTS, PIECE_ELEMENTS = 1 << 15, 1 << 16
+MIN_ELEMENTS, PIECE_ELEMENTS = 1 << 15, 1 << 17
 
 
 class CpuGelu(Gelu):
