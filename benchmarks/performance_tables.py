@@ -62,12 +62,12 @@ def main(arguments: list[str]) -> int:
 
 
 def overview(steps: Mapping[str, Record], engines: Mapping[str, Record]) -> list[str]:
-    """Return the table of rows that have an aim and were measured on several processors, if there are several. A
+    """Return the table of rows that have an aim and were measured on three processors, if there are so many. A
     processor's ratio is the lowest over the sizes; a row has the lowest and the highest of all processors, in italics
     below the aim."""
     figures = {p: [*_step_figures(steps.get(p)), *_engine_figures(engines.get(p))] for p in {**engines, **steps}}
     measured = Counter(name for every in figures.values() for name in {f.name for f in every})
-    fewest = min(2, len(figures))
+    fewest = min(3, len(figures))
     aims = {f.name: f.aim for every in figures.values() for f in every if measured[f.name] >= fewest}
     memory = [share for p in figures for share in _memory_shares(steps.get(p))]
     return [
