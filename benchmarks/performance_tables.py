@@ -62,9 +62,9 @@ def main(arguments: list[str]) -> int:
 
 
 def overview(steps: Mapping[str, Record], engines: Mapping[str, Record]) -> list[str]:
-    """Return the table of rows that have an aim and were measured on three processors, if there are so many. A
-    processor's ratio is the lowest over the sizes; a row has the lowest and the highest of all processors, in italics
-    below the aim."""
+    """Return the table of rows that have an aim and were measured on at least three processors, or on all if there are
+    fewer. A processor's ratio is the lowest over the sizes; a row has the lowest and the highest of all processors, in
+    italics below the aim."""
     figures = {p: [*_step_figures(steps.get(p)), *_engine_figures(engines.get(p))] for p in {**engines, **steps}}
     measured = Counter(name for every in figures.values() for name in {f.name for f in every})
     fewest = min(3, len(figures))
@@ -74,10 +74,7 @@ def overview(steps: Mapping[str, Record], engines: Mapping[str, Record]) -> list
         "| row | aim | lowest | highest | processors |",
         "|---|---:|---:|---:|---:|",
         *(_row(name, aim, [_lowest(name, figures[p]) for p in figures]) for name, aim in aims.items()),
-        f"| memory of a step, of the leanest peer's, at most | 1.00 | {min(memory):.2f} | {max(memory):.2f} "
-        f"| {len(memory)} |"
-        if memory
-        else "",
+        _memory_row(memory) if memory else "",
     ]
 
 
@@ -85,6 +82,11 @@ def _row(name: str, aim: float, lowest: Sequence[Figure | None]) -> str:
     found = [figure for figure in lowest if figure is not None]
     least, most = (_ratio(of(found, key=lambda f: f.ratio)) for of in (min, max))
     return f"| {name} | {aim:.2f} | {least} | {most} | {len(found)} |"
+
+
+def _memory_row(shares: Sequence[float]) -> str:
+    least, most = (_told(f"{share:.2f}", reached=share <= 1) for share in (min(shares), max(shares)))
+    return f"| memory of a step, of the leanest peer's, at most | 1.00 | {least} | {most} | {len(shares)} |"
 
 
 def gpu_tables(records: Iterable[Record]) -> list[str]:

@@ -115,6 +115,7 @@ def test_the_pages_show_the_newest_report_of_each_processor(scripts, tmp_path):
     assert "| replicas ZeRO-1: DDP | 1.00 | *0.75* | 1.50 | 2 |" in text
     just_below = performance_tables.Figure("x", 0.998, 1.0)
     assert performance_tables._ratio(just_below) == "*0.998*"
+    assert performance_tables._memory_row([0.94, 1.02]).endswith("| 1.00 | 0.94 | *1.02* | 2 |")
     assert performance_tables.main(["--reports", str(tmp_path)]) == 1
 
 
