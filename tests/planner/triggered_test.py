@@ -44,11 +44,12 @@ def test_bytes_are_those_of_the_closed_form_and_nothing_is_faster_than_what_it_m
     assert found.seconds >= max(ring, flops / 114.7e12, (moved.product + moved.reduction) / 1e12)
 
 
+@pytest.mark.parametrize("arbitration", ("first come", "product first"))
 @pytest.mark.parametrize("faster", ("link", "memory", "flops"))
-def test_faster_hardware_is_never_slower(faster):
+def test_faster_hardware_is_never_slower(faster, arbitration):
     base = {"link": 20e9, "memory": 0.2e12, "flops": 20e12}
     found = [
-        run_ring(FEED_FORWARD, machine(**{**base, faster: base[faster] * by}), "first come").seconds
+        run_ring(FEED_FORWARD, machine(**{**base, faster: base[faster] * by}), arbitration).seconds
         for by in (1, 2, 8, 64)
     ]
     assert all(later <= sooner * (1 + 1e-9) for sooner, later in pairwise(found))
@@ -64,9 +65,8 @@ def test_a_small_tracker_finishes_and_costs_time():
 
 
 def test_the_authors_figures_for_products_of_two_of_their_models_are_met_within_five_points():
-    """Geometric means over Mega-GPT-2 and T-NLG (tensor 8 and 16): ideal 35 %, with arbitration 30 %, and 22 % less
-    data. Without arbitration they find 20 %; this simulation finds 12 points more, as its memory serves both streams
-    equally well."""
+    """Geometric mean and largest speed-up over Mega-GPT-2 and T-NLG (tensor 8 and 16): ideal 35 and 50 %, first come 20
+    and 39 %, product first 30 and 47 %; and 22 % less data."""
     models = ((3072, 16 * 1024), (4256, 8 * 1024))
     found = [
         simulate(Product("", tokens, hidden, inner * hidden // degree, degree), PAPER)
@@ -74,11 +74,19 @@ def test_the_authors_figures_for_products_of_two_of_their_models_are_met_within_
         for degree in (8, 16)
         for inner in (1, 4, 4, 3)
     ]
-
-    def geomean(name: str) -> float:
-        return float(np.exp(np.mean([np.log1p(s.speed_up(getattr(s, name))) for s in found])) - 1)
-
-    assert geomean("ideal") == pytest.approx(0.35, abs=0.05)
-    assert geomean("product_first") == pytest.approx(0.30, abs=0.05)
+    published = {"ideal": (0.35, 0.50), "first_come": (0.20, 0.39), "product_first": (0.30, 0.47)}
+    for name, (mean, most) in published.items():
+        speeds = [s.speed_up(getattr(s, name)) for s in found]
+        assert float(np.exp(np.mean(np.log1p(speeds))) - 1) == pytest.approx(mean, abs=0.05)
+        assert max(speeds) == pytest.approx(most, abs=0.05)
     assert np.mean([s.less_moved for s in found]) == pytest.approx(0.22, abs=0.05)
-    assert all(0 < s.speed_up(s.product_first) <= s.speed_up(s.ideal) for s in found)
+    assert all(s.ideal <= s.product_first <= s.first_come < s.sequential for s in found)
+    lost = [s.speed_up(s.ideal) - s.speed_up(s.first_come) for s in found]
+    assert all(lost[at] < min(lost[at + 1 : at + 4]) for at in range(0, len(lost), 4))  # least for attention's output
+
+
+@pytest.mark.parametrize("product", (FEED_FORWARD, Product("", 2048, 12288, 1152, 32), Product("", 1000, 520, 777, 3)))
+def test_the_order_of_requests_helps_and_streams_that_do_not_disturb_each_other_cost_less(product):
+    sublayer, calm = simulate(product, PAPER), simulate(product, PAPER, Tracking(interleaved=1.0))
+    assert sublayer.ideal <= sublayer.product_first <= sublayer.first_come * (1 + 1e-9)
+    assert calm.first_come <= sublayer.first_come
