@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -23,8 +24,8 @@ from trivium.provenance import STAMP, write_json
 TWO_NODES = ["plan.layout.tensor=8", "plan.layout.pipeline=2", "plan.model.heads=8", "machine=dgx-h100"]
 
 
-def printed(capsys, monkeypatch, target: str, *sets: str, out: str = "/runs/My run") -> str:
-    words = [word for each in sets for word in ("--set", each)]
+def printed(capsys, monkeypatch, target: str, *sets: str, out: str = "/runs/My run", more: Sequence[str] = ()) -> str:
+    words = [word for each in sets for word in ("--set", each)] + [*more]
     command = ["trivium", "launch", "--print", target, "--preset", "demo", "--out", out, *words]
     monkeypatch.setattr(sys, "argv", command)
     try:
@@ -235,6 +236,39 @@ def runs_under_slurm(
     ran = subprocess.run(["bash"], input=text.encode(), cwd=folder, env=environment)
     assert ran.returncode == (code if ends is None else ends)
     return (folder / "requeued").exists()
+
+
+SRUN_OF_HOSTS = """#!/bin/bash
+while [ "$1" != bash ]; do shift; done
+wrapper=$3 codes=$5
+highest=0
+for code in HOSTS_END; do
+  [ "$code" = 3 ] && echo 3 > "$TRIVIUM_EXIT_CODE"
+  bash -c "$wrapper" host "$codes" bash -c "exit $code" || highest=$(($? > highest ? $? : highest))
+done
+exit "$highest"
+"""
+
+
+@pytest.mark.parametrize(
+    ("of_hosts", "of_job", "queued"),
+    [
+        ("0 0", 0, False),
+        ("0 3", 0, False),  # one host was left out, or lacks something; the other finished
+        ("75 3", 75, True),
+        ("75 0", 0, False),
+        ("3 1", 1, True),
+        ("3 3", 3, False),
+        ("137 3", 137, True),
+    ],
+)
+def test_the_hosts_that_went_on_decide_how_an_elastic_job_ended(
+    capsys, monkeypatch, tmp_path: Path, of_hosts: str, of_job: int, queued: bool
+) -> None:
+    text = printed(capsys, monkeypatch, "slurm", *two_nodes(), out=str(tmp_path), more=["--hosts", "1:2"])
+    monkeypatch.setattr(sys.modules[__name__], "SRUN", SRUN_OF_HOSTS.replace("HOSTS_END", of_hosts))
+    assert runs_under_slurm(text, tmp_path, of_job, RUNS) == queued
+    assert not list(tmp_path.glob("exit-code*"))
 
 
 @pytest.mark.parametrize("code", [2, 3, 4, 5])
