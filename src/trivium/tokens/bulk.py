@@ -9,11 +9,13 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import gigatoken
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import gigatoken
 
 # GPT-2's pattern with possessive repeats, which match the same pieces without backtracking (tiktoken's r50k_base).
 PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
@@ -34,7 +36,7 @@ _OF_UNICODE_17 = re.compile(
 class BulkEncoder:
     """Encodes texts on the calling thread, without holding the GIL."""
 
-    def __init__(self, encoding: gigatoken.Tokenizer) -> None:
+    def __init__(self, encoding: "gigatoken.Tokenizer") -> None:
         self._encoding = encoding
 
     def encode(self, text: str) -> NDArray[np.uint32] | None:
@@ -56,6 +58,8 @@ def equal_encoding(description: str) -> BulkEncoder | None:
     merges = [pair_of(merge) for merge in tree["model"]["merges"]]
     if not all(letter in words for letter in BYTE_OF) or not merges_alone_decide(merges, words):
         return None
+    import gigatoken  # on machines that only train, it may be missing
+
     # No text can contain the other words, which are special tokens.
     reached = {token: words[token] for token in (*BYTE_OF, *(a + b for a, b in merges))}
     plain = {**tree, "model": {**tree["model"], "vocab": reached}, "added_tokens": [], "post_processor": None}

@@ -216,9 +216,8 @@ class Trainer:
         is_plain = isinstance(objective, NextToken)  # a recording has no reference and no teacher
         self._records = is_plain and plan.cuda_graphs and operations_of(mesh.device.type).recording is not None
         self._recorded: RecordedStep | None = None
-        self._ran: set[int] = (
-            set()
-        )  # sizes of batches that were trained, so that the next step of the size can be recorded
+        # Sizes of batches that were trained, so that the next step of the size can be recorded.
+        self._ran: set[int] = set()
         self._programs: dict[tuple[int, bool], Program] = {}
         self._digest = NO_ROWS  # hash of the rows that this rank read last
 
@@ -291,7 +290,8 @@ class Trainer:
         if self._records and not measure and samples.sequences in self._ran:
             return self._replayed(samples.sequences, inputs, scale)
         self.forget_recording()
-        self._ran.add(samples.sequences)
+        if self.amaxes is None or self.amaxes.step.has_past:  # later steps do not scale like one without a past
+            self._ran.add(samples.sequences)
         with self._watched(samples.sequences, inputs, loss_scale) as (watched, losses):
             run = self._run(samples.sequences, watched, scale, measure=measure)
         return replace(run, losses=run.losses | losses)

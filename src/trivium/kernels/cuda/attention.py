@@ -46,7 +46,8 @@ class CudaAttention(Attention):
             *(q, k, v, edges, edges, longest, longest, no_dropout, not reach, no_mask_back), **reach, scale=scale
         )
         found: Tensor = out.view(B, S, *out.shape[-2:]).transpose(1, 2)
-        return found.narrow(-1, 0, columns)
+        # The gradient of a slice is a copy, even of one that takes everything.
+        return found if found.shape[-1] == columns else found.narrow(-1, 0, columns)
 
     def attend_masked(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         """Compute the reference with the heads of a group as further positions, which attend to the same keys.
