@@ -3,16 +3,20 @@
 import pytest
 import torch
 
+from plans import small
 from ranks import on_ranks
 from trivium.certify.reduce import refuse_rounded
+from trivium.certify.reference import random_rows
 from trivium.comms.collectives import all_gather, all_reduce_, reduce_scatter
 from trivium.comms.encodings import TACO_BLOCK, decode, encode, encoded, hadamard
 from trivium.comms.launch import Place
 from trivium.comms.mesh import Mesh
 from trivium.errors import ConfigError
+from trivium.parallel.sharding.zero import AdamRule
 from trivium.plan.layout import Layout
 from trivium.plan.messages import UNITS, Messages, encoded_bytes
 from trivium.plan.precision import Precision
+from trivium.training.trainer import Samples, Trainer
 
 NAMES = tuple(UNITS)
 # Largest error of a number, over the largest of its unit: half a step of bf16, of E4M3 and of int8. The scales of taco
@@ -45,6 +49,12 @@ def test_zeros_stay_zeros_and_powers_of_two_change_nothing_but_scales(name):
         torch.testing.assert_close(
             decode(name, encode(name, x * factor), 5000), factor * decode(name, encode(name, x), 5000), rtol=0, atol=0
         )
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "taco-hadamard"])
+def test_the_largest_numbers_are_near(name):
+    huge = torch.tensor([3e38, -1e36, 1.0])
+    torch.testing.assert_close(decode(name, encode(name, huge), 3)[:1], huge[:1], rtol=0.07, atol=0)
 
 
 @pytest.mark.parametrize("bad", (float("nan"), float("inf"), -float("inf")))
@@ -86,6 +96,27 @@ def collectives(place: Place, by_memory: bool) -> None:
 @pytest.mark.parametrize("by_memory", (True, False))
 def test_sums_add_what_each_rank_sent_and_all_ranks_have_the_same_bits(by_memory):
     on_ranks(3, collectives, by_memory)
+
+
+def copies(place: Place) -> None:
+    for messages, over in (("gradients", {"zero": 0}), ("weights", {"zero": 1, "precision": {"weights": "bf16"}})):
+        for name in ("taco", "int8"):
+            plan = small(tensor=2, data=2, messages={messages: name}, **over)
+            mesh = Mesh.connect(plan.layout, place.rank, place.world_size)
+            trainer = Trainer(plan, mesh, seed=1, rule=AdamRule())
+            for step in range(4):
+                trainer.train_step(step, Samples(0, plan.batch.sequences, random_rows(plan)), 1e-2)
+            slots = [(bucket.weights, slot) for bucket in trainer.buckets for slot in bucket.slots]
+            whole = [slot.parameter.detach().flatten() for _, slot in slots if slot.row.split is None]
+            here = torch.cat(whole).float()
+            assert torch.equal(all_reduce_(here.clone(), mesh.tensor, largest=True), here), (messages, name)
+            mesh.disconnect()
+
+
+@pytest.mark.broad
+def test_copies_of_parameters_on_tensor_ranks_are_rounded_alike():
+    """Copies share no scale with slices, which differ from tensor rank to tensor rank."""
+    on_ranks(4, copies)
 
 
 def test_rounded_messages_are_not_certified_and_weights_are_not_rounded_where_they_are_the_only_ones():

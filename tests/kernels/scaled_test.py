@@ -55,11 +55,14 @@ def test_codes_do_not_change_with_a_power_of_two_and_zero_stays_zero(recipe: str
     assert bool((of.quantised(torch.zeros(8, 12), "gradients", "TO").values() == 0).all())
 
 
+@pytest.mark.parametrize("power_of_two", [False, True])
 @pytest.mark.parametrize(("recipe", "bad"), product((*RECIPES, "delayed"), (torch.nan, torch.inf, -torch.inf)))
-def test_numbers_that_are_not_finite_become_nan_and_are_never_clamped(recipe: str, bad: float) -> None:
+def test_numbers_that_are_not_finite_become_nan_and_are_never_clamped(
+    recipe: str, bad: float, power_of_two: bool
+) -> None:
     x = drawn(8, 8)
     x[3, 5] = bad
-    of = products("tensor" if recipe == "delayed" else recipe)
+    of = products("tensor" if recipe == "delayed" else recipe, power_of_two=power_of_two)
     if recipe == "delayed":
         of = delayed(of, past=[3.0, 1.0, 1.0])
     for operand in ("activations", "gradients"):

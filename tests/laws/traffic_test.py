@@ -170,6 +170,9 @@ WITH_FLOAT8 = [
     small(tensor=2, precision=float8("block", weight_gradients=False)),
     small(data=2, zero=3, precision=float8("tensor", gathered=True)),
     small(data=2, zero=3, precision=float8("tensor", gathered=True), model=EXPERTS, expert=2),
+    small(data=2, zero=1, precision=float8("tensor", gathered=True)),
+    small(tensor=2, precision=float8("row"), row_chunks=2, recompute={"mode": "layer"}),
+    small(tensor=2, model=EXPERTS, precision=float8("row"), sequence_parallel=True, recompute={"mode": "layer"}),
 ]
 
 

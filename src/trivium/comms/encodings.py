@@ -170,7 +170,7 @@ def _encode_taco(x: Tensor) -> Tensor:
     largest = blocks.abs().amax(-1)
     whole = largest.amax(-1, keepdim=True)
     own = (largest / whole.clamp(min=torch.finfo(torch.float32).tiny) * E4M3_MAX).clamp(max=E4M3_MAX).to(E4M3)
-    scales = own.float() * whole / E4M3_MAX / E4M3_MAX
+    scales = own.float() * (whole / E4M3_MAX) / E4M3_MAX
     codes = _as_e4m3(torch.where(scales.unsqueeze(-1) > 0, blocks / scales.unsqueeze(-1), 0))
     whole = torch.where(whole.isfinite(), whole, torch.nan)
     return torch.cat([codes.view(len(x), -1), _as_bytes(own), _as_bytes(whole)], -1)
@@ -178,7 +178,7 @@ def _encode_taco(x: Tensor) -> Tensor:
 
 def _decode_taco(sent: Tensor) -> Tensor:
     codes, own, whole = sent.split([TACO_UNIT, TACO_UNIT // TACO_BLOCK, 4], -1)
-    scales = _of_bytes(own, E4M3).float() * _of_bytes(whole, torch.float32) / E4M3_MAX / E4M3_MAX
+    scales = _of_bytes(own, E4M3).float() * (_of_bytes(whole, torch.float32) / E4M3_MAX) / E4M3_MAX
     return (_of_bytes(codes, E4M3).float().view(len(sent), -1, TACO_BLOCK) * scales.unsqueeze(-1)).flatten(1)
 
 

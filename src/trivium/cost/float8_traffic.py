@@ -16,12 +16,12 @@ from trivium.plan.plan import Plan
 from trivium.plan.precision import BYTES
 
 OPERANDS = 3  # of a layer, of which delayed scaling remembers the largest values
-FORWARD, OF_INPUTS, OF_WEIGHTS = ("TI", "OI"), ("TO", "IO"), ("OT", "IT")  # rows and sum of both operands
+FORWARD, OF_INPUTS, OF_WEIGHTS = ["TI", "OI"], ["TO", "IO"], ["OT", "IT"]  # rows and sum of both operands
 
 
 def add_float8(traffic: Mapping[str, Counter[str]], plan: Plan, at: Coordinate, micro_batches: int) -> None:
-    """Add the messages of one step, of delayed scaling those of a step after the first one. Experts' rows are counted
-    as if each expert had as many."""
+    """Add the messages of one step, of delayed scaling those of a step after the first one. Tokens of experts are
+    counted as if each rank of experts had as many."""
     float8, wide = plan.precision.float8, wide_bytes(plan)
     if float8 is None or float8.recipe == "block":
         return
@@ -59,19 +59,27 @@ def _agreed(plan: Plan, p: Parameter) -> Counter[str]:
     matrices = shape[0] if p.by_expert else 1
     own_positions = p.split is None and plan.sequence_parallel
     tokens = plan.local_sequence * plan.batch.micro // (layout.tensor if own_positions else 1)
-    sizes = {"T": tokens, "I": shape[-1], "O": prod(shape[:-1]) // matrices}
+    assert isinstance(p.owner, int), "linear layers are in blocks"
+    experts = plan.model.form_of(p.owner).experts if p.by_expert else None
+    rows_of = {  # of all matrices
+        "T": tokens * (experts.chosen if experts else 1),
+        "I": matrices * shape[-1],
+        "O": prod(shape[:-1]),
+    }
     axes = {
         "T": ("context", *["tensor"] * own_positions),
         "I": ("tensor",) * p.splits_inputs,
         "O": ("tensor",) * p.splits_outputs,
     }
-    assert isinstance(p.owner, int), "linear layers are in blocks"
     again = plan.recompute.mode_of(p.owner) == "layer"
-    products = [FORWARD] * (1 + again) + [OF_INPUTS]
-    products += [OF_WEIGHTS] * (plan.optimizer.trains(p) and float8.weight_gradients)
+    operands = FORWARD * (1 + again) + OF_INPUTS
+    if p.splits_inputs and layout.tensor > 1 and not p.by_expert:  # each chunk scales the weight again
+        share = plan.local_sequence // (layout.tensor if plan.sequence_parallel else 1)
+        operands += FORWARD[1:] * (min(plan.row_chunks, share) - 1) * (1 + again)
+    operands += OF_WEIGHTS * (plan.optimizer.trains(p) and float8.weight_gradients)
     found: Counter[str] = Counter()
-    for operand in (operand for product in products for operand in product):
+    for operand in operands:
         rows, over = operand[0], operand if float8.recipe == "tensor" else operand[1]
         for axis in {axis for name in over for axis in axes[name] if getattr(layout, axis) > 1}:
-            found[axis] += matrices * (1 if float8.recipe == "tensor" else sizes[rows])
+            found[axis] += matrices if float8.recipe == "tensor" else rows_of[rows]
     return found

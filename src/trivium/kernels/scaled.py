@@ -104,7 +104,7 @@ class Scaling(NamedTuple):
         found: Tensor = of.largest / 2**self.margin / amax.clamp(min=LEAST_AMAX)
         if self.power_of_two:
             mantissa, exponent = torch.frexp(found)  # found = mantissa · 2^exponent, with a mantissa from 1/2 to 1
-            found = torch.ldexp(mantissa * 0 + 0.5, exponent)  # NaN stays NaN
+            found = torch.ldexp(mantissa / mantissa / 2, exponent)  # NaN stays NaN, and 0 (of infinity) becomes NaN
         return found
 
 

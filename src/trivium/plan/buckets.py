@@ -62,7 +62,9 @@ class Span(NamedTuple):
 
 
 class _Kind(NamedTuple):
-    """The properties that all parameters of a bucket share. owner: None if they may have several."""
+    """The properties that all parameters of a bucket share. owner: None if they may have several. copied: whether every
+    tensor rank holds the whole of them, where messages round numbers that share a scale: beside slices, which differ
+    between tensor ranks, copies would be rounded to other numbers on each."""
 
     over: tuple[PartialOver, ...]
     tied: bool
@@ -70,6 +72,7 @@ class _Kind(NamedTuple):
     by_expert: bool
     wide: bool
     float8: bool
+    copied: bool
     owner: Owner | None
 
 
@@ -98,7 +101,8 @@ class BucketRow(NamedTuple):
 def bucket_table(plan: Plan, pipeline: int) -> tuple[BucketRow, ...]:
     """The buckets of a pipeline rank: last layers first."""
     kinds: dict[_Kind, list[Item]] = {}
-    narrow = gathered_weights(plan.precision.float8, plan.model)
+    narrow = gathered_weights(plan.precision.float8, plan.model) if plan.zero >= 3 else frozenset()
+    shares_scales = plan.layout.tensor > 1 and plan.messages.share_scales
     for item in reversed(list(held(plan, pipeline))):
         p = item.parameter
         # At ZeRO stage 3 the weights of one module are gathered and freed together, apart from the others'.
@@ -111,6 +115,7 @@ def bucket_table(plan: Plan, pipeline: int) -> tuple[BucketRow, ...]:
             by_expert,
             p.wide,
             p.name in narrow,
+            shares_scales and p.split is None,
             owner,
         )
         kinds.setdefault(key, []).append(item)
@@ -170,7 +175,7 @@ def _row(items: list[Item], plan: Plan, kind: _Kind) -> BucketRow:
         decayed = sum(item.room for item in several if item.parameter.decay)
         spans.append(Span(group, start, decayed, start + sum(item.room for item in several)))
     spans[-1] = spans[-1]._replace(stop=size)
-    over, tied, trains, by_expert, wide, float8, _ = kind
+    over, tied, trains, by_expert, wide, float8, *_ = kind
     return BucketRow(tuple(ordered), tuple(spans), trains, over, tied, by_expert, wide, float8, padded=size)
 
 

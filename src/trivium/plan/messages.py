@@ -61,6 +61,11 @@ class Messages(Config):
         """Whether no message is rounded."""
         return all(encoding == "exact" for _, encoding in self)
 
+    @property
+    def share_scales(self) -> bool:
+        """Whether gradients or weights are rounded by scales that several numbers share."""
+        return any(UNITS[each].elements > 1 for each in (self.gradients, self.weights) if each != "exact")
+
     def problems(self, precision: Precision) -> list[str]:
         """Return a message if weights are rounded that the optimizer has no wider copy of."""
         if self.weights == "exact" or precision.has_master:
