@@ -57,6 +57,16 @@ def test_codes_midpoints_and_neighbours_are_encoded_half_to_even(of: Format, dty
     assert torch.equal(codes, torch.from_numpy(theirs.view("uint8")))
 
 
+@pytest.mark.parametrize("of", FORMATS, ids=IDS)
+def test_the_last_bits_of_fp64_do_not_decide_which_number_a_midpoint_becomes(of: Format) -> None:
+    values = finite_values(of)
+    midpoints = ((values[1:] + values[:-1]) / 2).double()
+    codes = rounded(midpoints, of).view(torch.uint8)
+    assert torch.equal(codes, encode(midpoints, of))
+    for factor in (1 - 2**-52, 1 + 2**-52):
+        assert torch.equal(rounded(midpoints * factor, of).view(torch.uint8), codes)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("of", FORMATS, ids=IDS)
 def test_larger_numbers_get_the_largest_value_and_nan_stays_nan(of: Format, dtype: torch.dtype) -> None:

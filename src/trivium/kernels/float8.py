@@ -89,7 +89,8 @@ def decode(codes: Tensor, of: Format, dtype: torch.dtype = torch.float32) -> Ten
 
 def rounded(x: Tensor, to: Format) -> Tensor:
     """Return numbers in the dtype of a format. What is beyond its range becomes its largest value, infinities too; NaN
-    stays NaN."""
-    if x.dtype == torch.float64:  # torch would round to fp32 first, and then again
-        return encode(x, to).view(to.dtype)
+    stays NaN. Numbers in fp64 are rounded to fp32 first: products of codes are often half-way between two numbers of
+    the format, and sums in another order, which differ in their last bits, have to become the same one."""
+    if x.dtype == torch.float64:
+        x = x.float()
     return x.clamp(-to.largest, to.largest).to(to.dtype)

@@ -103,8 +103,10 @@ class Scaling(NamedTuple):
         """Return the scales of parts with these largest absolute values, which are in fp32 or wider."""
         found: Tensor = of.largest / 2**self.margin / amax.clamp(min=LEAST_AMAX)
         if self.power_of_two:
-            mantissa, exponent = torch.frexp(found)  # found = mantissa · 2^exponent, with a mantissa from 1/2 to 1
-            found = torch.ldexp(mantissa / mantissa / 2, exponent)  # NaN stays NaN, and 0 (of infinity) becomes NaN
+            # found = mantissa · 2^exponent, with a mantissa from 1/2 to 1. In fp32 the last bits of fp64 do not matter.
+            mantissa, exponent = torch.frexp(found.float())
+            half = (mantissa / mantissa / 2).to(found.dtype)  # NaN stays NaN, and 0 (of infinity) becomes NaN
+            found = torch.ldexp(half, exponent)
         return found
 
 

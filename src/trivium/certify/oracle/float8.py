@@ -1,8 +1,9 @@
 """Products of linear layers whose operands are rounded to 8 bits, from their definition, in fp64.
 
-An operand is rounded to the nearest of the numbers n 2^e / s that its format has, half to even, and multiplied as the
-number that it is then. Of one process, the tokens that share scales are those of a micro-batch, whose ranks agree on
-their largest values; of an expert they are those that its rank receives at once.
+An operand is rounded to fp32, so that sums which differ in their last bits stay on the same side of a midpoint, and
+then to the nearest of the numbers n 2^e / s that its format has, half to even. It is multiplied as the number that it
+is then. Of one process, the tokens that share scales are those of a micro-batch, whose ranks agree on their largest
+values; of an expert they are those that its rank receives at once.
 
 Legend: B sequences, S positions, T tokens, I inputs, O outputs, R rows, K the dimension that a product sums over.
 """
@@ -33,6 +34,7 @@ _FORMATS: Mapping[str, _Format] = MappingProxyType({"e4m3": _Format(4, -6, 448.0
 
 def nearest(x: Tensor, of: _Format) -> Tensor:
     """Return the numbers of the format that are nearest to x, half to even; beyond its range its largest ones."""
+    x = x.float().to(x.dtype)
     _, exponent = torch.frexp(x)  # |x| is at least 2^(exponent - 1)
     step = torch.ldexp(torch.ones_like(x), (exponent - 1).clamp(min=of.lowest) - (of.significant - 1))
     return (torch.round(x / step) * step).clamp(-of.largest, of.largest)
@@ -129,7 +131,7 @@ class Scaled(NamedTuple):
             amax = amax if past is None else past or of.largest * 2.0**-s.margin
         scale = torch.tensor(of.largest * 2.0**-s.margin / max(amax, 1e-12), dtype=x.dtype)
         if s.power_of_two:
-            scale = 2.0 ** torch.floor(torch.log2(scale))
+            scale = 2.0 ** torch.floor(torch.log2(scale.float().to(x.dtype)))
         return nearest(x * scale, of) / scale
 
 
