@@ -14,7 +14,14 @@ trap 'end 130' INT  # Ctrl-C, which would otherwise end only this script
 last_event() { tail -n 1 "$EVENTS" 2> /dev/null; }
 newest() { find "$OUT/training/checkpoints" -maxdepth 1 -name 'step-*' -printf '%f\n' 2> /dev/null | sort -V | tail -n 1; }
 leave() { rm -f "$FAILURES" "$RUNNING"; exit "$1"; }  # after the last attempt, so that the next start has all restarts
-note_failure() { at=$(newest); at=${at:-none}; echo "$at" >> "$FAILURES"; failures=$(grep -cxF "$at" "$FAILURES"); }
+note_failure() {
+  rm -f "$RUNNING"
+  # Only failures with the same newest checkpoint are counted, so that progress renews the restarts.
+  at=$(newest); at=${at:-none}; echo "$at" >> "$FAILURES"; failures=$(grep -cxF "$at" "$FAILURES")
+  echo "attempt $1; failure $failures at the same checkpoint ($at), {{restarts}} of which are tried again"
+  # With 1, not with the code of a killed torchrun, because Kubernetes would replace a pod that ends with another code.
+  [ -z "$asked" ] && [ "$failures" -gt {{restarts}} ] && leave 1
+}
 pause() {
   sleep "$1" &
   wait $!  # a signal ends this wait
@@ -36,7 +43,7 @@ wait_for_first_host() {
 }
 
 before=$(last_event)  # the last event before this start
-[ -e "$RUNNING" ] && note_failure  # the last attempt was killed together with this script
+[ -e "$RUNNING" ] && note_failure "was killed together with its script"
 while true; do
   wait_for_first_host  # does not count as an attempt
   rm -f "$TRIVIUM_EXIT_CODE"  # no rank starts before all hosts have reached this line
@@ -56,7 +63,6 @@ while true; do
     code=$?
   done
   child=
-  rm -f "$RUNNING"
   [ "$code" -eq 0 ] && leave 0
   last=$(last_event)  # says whether the ranks were preempted
   if [ "$last" != "$before" ] && [[ $last == *'"preempted"'* ]]; then
@@ -73,9 +79,6 @@ while true; do
       "that failed was on ${host:-an unknown host}"
     leave 1
   fi
-  # Only failures with the same newest checkpoint are counted, so that progress renews the restarts.
-  note_failure
-  echo "attempt ended with $code; failure $failures at the same checkpoint ($at), {{restarts}} of which are tried again"
-  [ -z "$asked" ] && [ "$failures" -gt {{restarts}} ] && leave "$code"
+  note_failure "ended with $code"
   pause $((asked ? 0 : failures < 7 ? 1 << (failures - 1) : 60))
 done
