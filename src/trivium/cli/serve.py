@@ -119,15 +119,18 @@ def _answer_by_ranks(
 
 
 def uvicorn_options(config: ServeConfig) -> dict[str, Any]:
-    """Return the options of uvicorn: a connection waits 5 seconds for the next request, and headers do not identify
-    clients. At the end a client that does not read its answer delays it by at most the deadline of a request."""
+    """Return the options of uvicorn: a connection waits 5 seconds for the head of a request, and headers do not
+    identify clients. At the end a client that does not read its answer delays it by at most the deadline of a
+    request."""
+    from trivium.serving.connection import Connection as HttpConnection
+
     return {
+        "http": HttpConnection,
         "log_level": "warning",
         "proxy_headers": False,
         "server_header": False,
         "timeout_keep_alive": 5,
         "timeout_graceful_shutdown": math.ceil(config.deadline_seconds),
-        "limit_concurrency": 4 * config.queue + 16,
     }
 
 
