@@ -127,6 +127,15 @@ def test_a_pod_on_another_node_is_no_longer_left_out(capsys, monkeypatch, tmp_pa
     assert [is_left_out_on(node) for node in ("a", "a", "b", "b")] == [True, True, False, False]
 
 
+def test_the_longest_pod_name_of_a_jobset_has_at_most_63_characters(capsys, monkeypatch) -> None:
+    """Its webhook adds the job, the greatest index of a pod and five letters to the name."""
+    jobset = yaml.safe_load(printed(capsys, monkeypatch, "jobset", out=f"/runs/{'a' * 63}"))
+    name = jobset["metadata"]["name"]
+    assert len(f"{name}-ranks-0-1-abcde") == 63 and jobset["spec"]["network"]["subdomain"] == name
+    pod = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    assert f"FIRST_ADDR={name}-ranks-0-0.{name}\n" in pod["containers"][0]["args"][0]
+
+
 @pytest.mark.parametrize("target", ["kubernetes", "jobset"])
 @pytest.mark.parametrize("options", [[], OPTIONS])
 def test_only_known_fields_are_written_and_options_reach_the_pod(capsys, monkeypatch, target, options) -> None:

@@ -269,7 +269,8 @@ def _refuse_relative(what: str, path: str | Path, out: Path, *, between: str = "
 def job_file(target: Target, config: RunConfig, machine: Machine | None, out: Path, more: Mapping[str, str]) -> str:
     """The text of a job file. machine: None is one host with cores enough. more: image, claim and arguments."""
     where = placed(config, machine)
-    values = {name: str(value) for name, value in _values(config, where, out, more).items()}
+    own_name = _name(out, target, where.nodes)
+    values = {name: str(value) for name, value in _values(config, where, out, own_name, more).items()}
     if target in IN_PODS or where.nodes > 1:
         values["rendezvous"] = RENDEZVOUS.format(name=values["name"], seconds=values["host_seconds"])
     values["attempts"] = _filled(ATTEMPTS, values)
@@ -335,8 +336,8 @@ def placed(config: RunConfig, machine: Machine | None) -> Nodes:
     return Nodes(nodes, per_node, owns_devices and machine.generation != "cpu", fills_nodes)
 
 
-def _values(config: RunConfig, where: Nodes, out: Path, more: Mapping[str, str]) -> dict[str, object]:
-    training, name, is_elastic = config.training, _name(out), bool(more.get("hosts"))
+def _values(config: RunConfig, where: Nodes, out: Path, name: str, more: Mapping[str, str]) -> dict[str, object]:
+    training, is_elastic = config.training, bool(more.get("hosts"))
     grace = round(training.supervision.preemption_seconds) + MARGIN_SECONDS
     alone = where.nodes == 1
     rdma = int(more.get("rdma", "0"))
@@ -408,6 +409,10 @@ def _yaml(value: object) -> str:
     return json.dumps(str(value), ensure_ascii=False)
 
 
-def _name(out: Path) -> str:
-    """A name that Kubernetes and Slurm take, from the run directory's."""
-    return re.sub(r"[^a-z0-9-]+", "-", f"trivium-{out.name}".lower())[:52].strip("-")
+def _name(out: Path, target: Target, nodes: int) -> str:
+    """Return a name that Kubernetes and Slurm accept, made from the name of the run directory.
+
+    The webhook of JobSet allows 63 characters for the longest name of a pod, and Kubernetes for the host name of one.
+    """
+    longest = 63 - len(f"-ranks-0-{nodes - 1}-abcde") if target is Target.jobset else 52
+    return re.sub(r"[^a-z0-9-]+", "-", f"trivium-{out.name}".lower())[:longest].strip("-")
