@@ -428,6 +428,32 @@ def test_a_host_waits_for_the_first_one_as_long_as_is_set_and_names_it(capsys, m
     assert "join_timeout=2" in text, "the first host waits as long for the others"
 
 
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_pod_that_is_replaced_after_the_end_of_the_training_ends_with_0(
+    capsys, monkeypatch, tmp_path: Path, index: int
+) -> None:
+    """The first host may have ended already, so nobody would come. A longer training is not finished."""
+    sets = two_nodes("training.supervision.host_seconds=1", "training.restarts=0")
+    text = printed(capsys, monkeypatch, "kubernetes", *sets, out=str(tmp_path))
+    name = yaml.safe_load(text.split("---")[0])["metadata"]["name"]
+    (tmp_path / "training").mkdir()
+    stamp, running, python = tmp_path / "training" / STAMP, tmp_path / f"running-{name}-{index}", tmp_path / "python"
+
+    def ends(says: str) -> int:
+        python.write_text(f'#!/bin/bash\n[ "${{@: -1}}" = --dry-run ] && echo "  {says}"\n')
+        python.chmod(0o755)
+        return attempts_of(text, tmp_path, "kubernetes", index=index).returncode
+
+    assert ends(f"training {train.FINISHED}") == 1, "nothing is finished without a stamp"
+    stamp.touch()
+    assert ends("it would resume") == 1
+    for was_killed in (False, True):
+        if was_killed:
+            running.touch()
+        assert ends(f"training {train.FINISHED}") == 0 and not (tmp_path / "attempts").read_text()
+    assert not running.exists()
+
+
 KUBERNETES_SETS = [[], two_nodes(), ["machine=dgx-h100", "plan.layout.data=1"], ["training.restarts=0"]]
 
 

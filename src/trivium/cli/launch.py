@@ -21,12 +21,13 @@ from trivium.cli.price import Gpus, dry_run_lines, machine_of
 from trivium.cli.run_config import HERE, Given, RunConfig, is_machine_file, resolve
 from trivium.cli.settings import App, shows
 from trivium.cli.show import layout_text, say, say_aside
-from trivium.cli.train import would
+from trivium.cli.train import FINISHED, would
 from trivium.config import leaves, parse_assignments, preset_names
 from trivium.cost.hardware import Machine
 from trivium.errors import ConfigError, MachineError
 from trivium.hub import is_hub_name
 from trivium.plan.mapping import problems
+from trivium.provenance import STAMP
 
 app = App()
 
@@ -423,6 +424,8 @@ def _values(config: RunConfig, where: Nodes, out: Path, name: str, more: Mapping
         "addresses": "" if alone else ADDRESSES,
         "rendezvous": "--standalone",
         "train": f"python -m {MODULE} {more['arguments']}",
+        "finished": FINISHED,
+        "stamp": STAMP,
         "module": f"{MODULE} {more['arguments']}",
         "image": _yaml(more["image"]),
         "claim": _yaml(more["claim"]),

@@ -1,6 +1,9 @@
 # Every rank has two connections to the store on the first host, which needs as many open files.
 ulimit -S -n "$(ulimit -H -n)"
 EVENTS=$OUT/training/events.jsonl
+TRAIN=(
+  -m {{module}}
+)
 mkdir -p "$OUT"
 export TRIVIUM_EXIT_CODE=$OUT/exit-code-{{name}}  # torchrun always returns 1, so the first rank to fail writes its code here
 # Seconds for saving after a request to end. The torchrun of torch 2.11 ignores the variable and waits 30 seconds.
@@ -29,6 +32,11 @@ pause() {
   echo "asked to end before it saved again; run the same again to go on"
   leave "$asked"
 }
+# A pod may be replaced when the first host has ended already, which it would wait for. The stamp is looked for first,
+# because a dry run takes seconds.
+is_finished() {
+  [ -e "$OUT/training/{{stamp}}" ] && {{python}} "${TRAIN[@]}" --dry-run 2> /dev/null | grep -q "{{finished}}"
+}
 wait_for_first_host() {
   [ "${IS_FIRST:-1}" = 1 ] && return
   waits_until=$((SECONDS + {{host_seconds}}))
@@ -38,13 +46,15 @@ wait_for_first_host() {
       echo "the first host, $FIRST_ADDR, did not come within {{host_seconds}} s (training.supervision.host_seconds)"
       leave 1
     fi
+    is_finished && leave 0
     pause 1
   done
 }
 
 before=$(last_event)  # the last event before this start
-[ -e "$RUNNING" ] && note_failure "was killed together with its script"
 while true; do
+  is_finished && leave 0
+  [ -e "$RUNNING" ] && note_failure "was killed together with its script"
   wait_for_first_host  # does not count as an attempt
   rm -f "$TRIVIUM_EXIT_CODE"  # no rank starts before all hosts have reached this line
   touch "$RUNNING"
@@ -54,7 +64,7 @@ while true; do
   {{torchrun}} --nnodes {{nodes}} --nproc-per-node {{per_node}} --max-restarts 0 \
     {{rendezvous}} \
     --signals-to-handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 \
-    -m {{module}} &
+    "${TRAIN[@]}" &
   child=$!
   wait "$child"
   code=$?
