@@ -349,7 +349,7 @@ def test_a_run_that_is_named_is_asked_under_its_own_settings(run, served, tmp_pa
         assert sum(line.startswith("  '") for line in capsys.readouterr().out.splitlines()) == 3
         assert not (own / "generate").exists()
         trivium("serve", place)
-        assert served.pop()[0].limit_concurrency == 4 * 3 + 16
+        assert served.pop()[0].app.app.state.server.limits.queue == 3
     (own / "config.json").unlink()
     trivium("generate", own, "--prompt", "Item", sets=("generation.sampling.max_tokens=2",))
     assert "  '" not in capsys.readouterr().out

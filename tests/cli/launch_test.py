@@ -355,14 +355,18 @@ def test_a_job_that_failed_at_its_start_is_not_taken_for_one_that_was_preempted_
 FAILS_AND_SAVES = """#!/bin/bash
 echo began >> attempts
 [ "$(wc -l < attempts)" = "$SAVES_IN" ] && mkdir -p training/checkpoints/step-00000010
-exit 1
+[ "$KILLS" = script ] && kill -KILL "$PPID"
+exit "$CODE"
 """
 
 
 def attempts_of(
-    text: str, folder: Path, target: str, *, saves_in: int = 0, index: int = 0
+    text: str, folder: Path, target: str, *, saves_in: int = 0, index: int = 0, code: int = 1, kills: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """Run a job file whose torchrun fails and writes a checkpoint in one of its attempts; pauses take no time."""
+    """Run a job file whose torchrun fails and writes a checkpoint in one of its attempts; pauses take no time.
+
+    code: the exit code of torchrun. kills: "script" if the attempt ends with the whole container.
+    """
     if target == "kubernetes":
         text = list(yaml.safe_load_all(text))[1]["spec"]["template"]["spec"]["containers"][0]["args"][0]
     stand_ins = {
@@ -374,7 +378,7 @@ def attempts_of(
         (folder / name).write_text(script)
         (folder / name).chmod(0o755)
     environment = {"PATH": f"{folder}:/usr/bin:/bin", "OUT": str(folder), "SAVES_IN": str(saves_in)}
-    environment["JOB_COMPLETION_INDEX"] = str(index)
+    environment |= {"JOB_COMPLETION_INDEX": str(index), "CODE": str(code), "KILLS": kills}
     (folder / "attempts").write_text("")
     return subprocess.run(["bash", "-c", text], cwd=folder, env=environment, capture_output=True, text=True)
 
@@ -389,12 +393,28 @@ def test_progress_renews_the_restarts_of_a_job_file(capsys, monkeypatch, tmp_pat
     assert not list(tmp_path.glob("failures-*")), "who starts it again has all restarts"
 
 
-def test_a_pod_whose_container_was_killed_counts_that_as_a_failure(capsys, monkeypatch, tmp_path: Path) -> None:
-    text = printed(capsys, monkeypatch, "kubernetes", "training.restarts=1", out=str(tmp_path))
-    name = yaml.safe_load(text.split("---")[0])["metadata"]["name"]
-    (tmp_path / f"running-{name}-0").touch()
-    ran = attempts_of(text, tmp_path, "kubernetes")
-    assert ran.returncode == 1 and (tmp_path / "attempts").read_text().split() == ["began"]
+@pytest.mark.parametrize("target", ["torchrun", "kubernetes"])
+def test_exhausted_restarts_end_with_1_whatever_killed_torchrun(
+    capsys, monkeypatch, tmp_path: Path, target: str
+) -> None:
+    """Kubernetes would replace a pod that ends with 137, and its replacement would have all restarts again."""
+    text = printed(capsys, monkeypatch, target, "training.restarts=1", out=str(tmp_path))
+    ran = attempts_of(text, tmp_path, target, code=137)
+    assert ran.returncode == 1 and "attempt ended with 137; failure 2" in ran.stdout
+
+
+def test_containers_that_are_killed_as_a_whole_use_up_the_restarts_of_a_pod(
+    capsys, monkeypatch, tmp_path: Path
+) -> None:
+    text = printed(capsys, monkeypatch, "kubernetes", "training.restarts=2", out=str(tmp_path))
+
+    def ends(kills: str = "script") -> tuple[int, int]:
+        ran = attempts_of(text, tmp_path, "kubernetes", kills=kills)
+        return ran.returncode, len((tmp_path / "attempts").read_text().split())
+
+    killed = (-signal.SIGKILL, 1)
+    assert [ends() for _ in range(4)] == [killed] * 3 + [(1, 0)], "the fourth container begins no attempt"
+    assert [ends(), ends(kills="")] == [killed, (1, 2)], "who starts it again has all restarts"
 
 
 def test_a_host_waits_for_the_first_one_as_long_as_is_set_and_names_it(capsys, monkeypatch, tmp_path: Path) -> None:
@@ -406,6 +426,32 @@ def test_a_host_waits_for_the_first_one_as_long_as_is_set_and_names_it(capsys, m
     assert "did not come within 2 s (training.supervision.host_seconds)" in ran.stdout
     assert "the first host, trivium-" in ran.stdout and not (tmp_path / "attempts").read_text(), "no attempt is lost"
     assert "join_timeout=2" in text, "the first host waits as long for the others"
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_pod_that_is_replaced_after_the_end_of_the_training_ends_with_0(
+    capsys, monkeypatch, tmp_path: Path, index: int
+) -> None:
+    """The first host may have ended already, so nobody would come. A longer training is not finished."""
+    sets = two_nodes("training.supervision.host_seconds=1", "training.restarts=0")
+    text = printed(capsys, monkeypatch, "kubernetes", *sets, out=str(tmp_path))
+    name = yaml.safe_load(text.split("---")[0])["metadata"]["name"]
+    (tmp_path / "training").mkdir()
+    stamp, running, python = tmp_path / "training" / STAMP, tmp_path / f"running-{name}-{index}", tmp_path / "python"
+
+    def ends(says: str) -> int:
+        python.write_text(f'#!/bin/bash\n[ "${{@: -1}}" = --dry-run ] && echo "  {says}"\n')
+        python.chmod(0o755)
+        return attempts_of(text, tmp_path, "kubernetes", index=index).returncode
+
+    assert ends(f"training {train.FINISHED}") == 1, "nothing is finished without a stamp"
+    stamp.touch()
+    assert ends("it would resume") == 1
+    for was_killed in (False, True):
+        if was_killed:
+            running.touch()
+        assert ends(f"training {train.FINISHED}") == 0 and not (tmp_path / "attempts").read_text()
+    assert not running.exists()
 
 
 KUBERNETES_SETS = [[], two_nodes(), ["machine=dgx-h100", "plan.layout.data=1"], ["training.restarts=0"]]

@@ -127,6 +127,15 @@ def test_a_pod_on_another_node_is_no_longer_left_out(capsys, monkeypatch, tmp_pa
     assert [is_left_out_on(node) for node in ("a", "a", "b", "b")] == [True, True, False, False]
 
 
+def test_the_longest_pod_name_of_a_jobset_has_at_most_63_characters(capsys, monkeypatch) -> None:
+    """Its webhook adds the job, the greatest index of a pod and five letters to the name."""
+    jobset = yaml.safe_load(printed(capsys, monkeypatch, "jobset", out=f"/runs/{'a' * 63}"))
+    name = jobset["metadata"]["name"]
+    assert len(f"{name}-ranks-0-1-abcde") == 63 and jobset["spec"]["network"]["subdomain"] == name
+    pod = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    assert f"FIRST_ADDR={name}-ranks-0-0.{name}\n" in pod["containers"][0]["args"][0]
+
+
 @pytest.mark.parametrize("target", ["kubernetes", "jobset"])
 @pytest.mark.parametrize("options", [[], OPTIONS])
 def test_only_known_fields_are_written_and_options_reach_the_pod(capsys, monkeypatch, target, options) -> None:
@@ -155,7 +164,47 @@ def test_slurm_runs_an_image_by_pyxis_and_a_file_by_apptainer(capsys, monkeypatc
     assert "container" not in printed(capsys, monkeypatch, "slurm").replace("--image runs them in a container", "")
 
 
-@pytest.mark.parametrize(("words", "law"), [(["--node", "h200"], "KEY=VALUE"), (["--shm", "64 GB"], "as 64Gi")])
-def test_a_label_or_size_that_kubernetes_would_refuse_is_refused(capsys, monkeypatch, words, law) -> None:
-    with pytest.raises(AssertionError, match=law):
+REFUSED = {
+    "--node": ("h200", "a/b/c=1", "-a=b", "a=-b-", f"a={'b' * 64}", f"{'a' * 64}=b", "A.com/a=b", "a=b c", "=b"),
+    "--tolerate": ("nvidia.com/gpu=present:NoSchedule", "bad key=", "", "/gpu", "nvidia.com/"),
+    "--claim": ("Bad Claim_X", "", "a..b", "-a", "a" * 254),
+    "--image": ("", "has space", " "),
+    "--shm": ("64 GB", "Gi", "-1Gi"),
+}
+
+
+@pytest.mark.parametrize(("option", "value"), [(option, value) for option in REFUSED for value in REFUSED[option]])
+def test_a_value_that_kubernetes_would_refuse_is_refused_and_the_remedy_is_accepted(
+    capsys, monkeypatch, option: str, value: str
+) -> None:
+    with pytest.raises(AssertionError) as refused:
+        printed(capsys, monkeypatch, "kubernetes", f"{option}={value}")
+    message = str(refused.value).partition("\n")[0]
+    assert f"{option} {value!r}: " in message
+    remedy = message.partition("; give it as ")[2].split()
+    assert remedy[0] == option
+    printed(capsys, monkeypatch, "kubernetes", *remedy)
+
+
+ACCEPTED = ["a.b/c_d.e=", f"{'a' * 63}={'b' * 63}", "9=A-b_c.d"]
+
+
+def test_all_labels_taints_and_claims_that_kubernetes_takes_are_accepted(capsys, monkeypatch) -> None:
+    words = [f"--node={label}" for label in ACCEPTED] + ["--tolerate=a.b/c", "--claim=a-1.b", "--image=/my files/a.sif"]
+    *_, job = yaml.safe_load_all(printed(capsys, monkeypatch, "kubernetes", *words))
+    labels = job["spec"]["template"]["spec"]["nodeSelector"]
+    assert labels == dict(label.split("=") for label in ACCEPTED)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--node", "a=1", "--node", "b=1", "--node", "a=2"], "--node a: it is given 2 times"),
+        (["--image", "a\nb"], "line break"),
+        (["--out", "/dev/shm/a"], "give a folder elsewhere, as --out /runs/a"),
+        (["--out", "/dev/a"], "would hide /dev/shm"),
+    ],
+)
+def test_what_only_a_whole_pod_shows_to_be_wrong_is_refused(capsys, monkeypatch, words, message) -> None:
+    with pytest.raises(AssertionError, match=message):
         printed(capsys, monkeypatch, "kubernetes", *words)

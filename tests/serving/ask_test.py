@@ -7,7 +7,8 @@ import pytest
 from evaluation.models import TOKENIZER
 from trivium.errors import DataError
 from trivium.serving import ask
-from trivium.serving.ask import Completion, Refused, prompts_of
+from trivium.serving.ask import ChatCompletion, Completion, Refused, prompts_of
+from trivium.serving.chat import Chat
 from trivium.serving.config import ServeConfig
 
 NEAREST = ask._nearest
@@ -43,6 +44,7 @@ def test_error_refers_to_best_matching_type(body, message):
         ({"prompt": [1] * 9 + ["a"] * 9}, "prompt: input should be a valid integer", 4),
         ({"prompt": "a", **dict.fromkeys(map(str, range(9)), 1)}, "0: extra inputs are not permitted", 0),
         ({"prompt": "a", "stop": [""] * 9}, "stop: string should have at least 1 character", 2),
+        ({"prompt": "a", "stop": ["b"] * 17}, "stop: 17 is more than 16, which this server allows", 0),
     ],
     ids=lambda value: str(value)[:30],
 )
@@ -53,6 +55,26 @@ def test_validation_stops_at_few_errors(tree, message, errors, monkeypatch):
     with pytest.raises(Refused) as found:
         parse(json.dumps(tree).encode())
     assert found.value.message == message and sum(seen) == errors
+
+
+LONG = 10**4000
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        (Completion, {"prompt": [LONG]}),
+        *((Completion, {"prompt": "a", field: LONG}) for field in ("max_tokens", "n", "logprobs")),
+        *((ChatCompletion, {field: LONG}) for field in ("max_completion_tokens", "n", "top_logprobs")),
+        (ChatCompletion, {"logprobs": True, "top_logprobs": LONG}),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_numbers_of_thousands_of_digits_are_cut_in_errors(kind, more):
+    tree = more if kind is Completion else {"messages": [{"role": "user", "content": "a"}], **more}
+    with pytest.raises(Refused, match="1" + "0" * 59 + " ") as found:
+        ask.task_of(parse(json.dumps(tree), kind), Chat(None, TOKENIZER), ServeConfig(), 48)
+    assert len(found.value.message) < 150
 
 
 def test_lone_surrogate_error_suits_clients():

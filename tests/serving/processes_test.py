@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -62,6 +63,20 @@ def test_sigterm_lets_a_request_finish_and_leaves_no_process(tmp_path):
         assert json.loads(rest[-2].removeprefix(b"data: "))["choices"][0]["finish_reason"] == "length"
         assert server.wait(60) == 128 + signal.SIGTERM
         assert_gone(ranks)
+
+
+def test_connections_are_refused_while_the_last_requests_finish(tmp_path):
+    with serving(tmp_path) as (server, address, ranks):
+        lines = stream(address, 1000)
+        server.send_signal(signal.SIGTERM)
+        with pytest.raises(ConnectionRefusedError):
+            while True:
+                socket.create_connection(("127.0.0.1", int(address.strip("/").rpartition(":")[2])), timeout=60).close()
+                time.sleep(0.05)
+        assert Path(f"/proc/{ranks[0]}").exists(), (
+            "connections were accepted until the end by a process that answers none"
+        )
+        assert [line for line in lines if line][-1] == b"data: [DONE]"
 
 
 def test_rank_that_dies_ends_the_server_by_name_and_closes_streams(tmp_path):

@@ -363,11 +363,11 @@ class Hindered(Writer):
 
 
 @contextlib.contextmanager
-def listening(limits, writer=None):
-    """Start a real server at a free port of this machine."""
+def listening(limits, writer=None, **more):
+    """Start a real server at a free port of this machine. more: options of uvicorn."""
     app = create_app(Worker(writer or Writer(SCORER), limits), name="tiny")
     with socket.create_server(("127.0.0.1", 0)) as place:
-        server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+        server = uvicorn.Server(uvicorn.Config(app, **{**uvicorn_options(limits), **more}))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [place]}, daemon=True)
         thread.start()
         while not server.started:
@@ -595,3 +595,46 @@ def test_missing_body_is_awaited_until_deadline():
             while data := line.recv(4096):  # until the server closes the connection
                 answer += data
         assert answer.startswith(b"HTTP/1.1 408 ")
+
+
+ASK_HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+
+
+@contextlib.contextmanager
+def lines_to(url, count):
+    with contextlib.ExitStack() as stack:
+        place = ("127.0.0.1", int(url.rpartition(":")[2]))
+        yield [stack.enter_context(socket.create_connection(place, timeout=30)) for _ in range(count)]
+
+
+def test_connections_without_a_full_head_take_nobodys_place_and_are_closed():
+    limits = LIMITS.model_copy(update={"queue": 1})
+    with listening(limits, timeout_keep_alive=2) as (url, _), lines_to(url, 30) as lines:
+        for line in lines[20:]:
+            line.sendall(ASK_HEAD + b"Content-Length: 2\r\n\r\n{}")
+            assert line.recv(4096).startswith(b"HTTP/1.1 400 ")
+        for line in lines[10:]:
+            line.sendall(ASK_HEAD)  # unfinished
+        assert requests.post(f"{url}/v1/completions", json=ASK, timeout=30).status_code == 200
+        with contextlib.suppress(OSError):
+            for number in range(200):  # one byte after another extends no time
+                lines[0].sendall(ASK_HEAD[number : number + 1] or b"x")
+                time.sleep(0.05)
+            raise AssertionError("a head that takes 10 seconds was awaited")
+        for line in lines[1:]:
+            while line.recv(4096):  # until the server closes the connection
+                pass
+
+
+def test_more_open_requests_than_the_limit_are_refused_and_health_is_not():
+    limits = LIMITS.model_copy(update={"queue": 1})
+    with listening(limits) as (url, _), lines_to(url, 20) as lines:
+        for line in lines:
+            line.sendall(ASK_HEAD + b"Expect: 100-continue\r\nContent-Length: 100\r\n\r\n")
+            assert line.recv(4096).startswith(b"HTTP/1.1 100 ")  # the server waits for the body
+        refused = requests.post(f"{url}/v1/completions", json=ASK, timeout=30)
+        assert refused.status_code == 429 and "20 requests are open" in refused.json()["error"]["message"]
+        assert requests.get(f"{url}/health", timeout=30).status_code == 200
+        lines[0].sendall(b"x" * 100)
+        assert lines[0].recv(4096).startswith(b"HTTP/1.1 400 ")
+        assert requests.post(f"{url}/v1/completions", json=ASK, timeout=30).status_code == 200

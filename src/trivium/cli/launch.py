@@ -21,12 +21,13 @@ from trivium.cli.price import Gpus, dry_run_lines, machine_of
 from trivium.cli.run_config import HERE, Given, RunConfig, is_machine_file, resolve
 from trivium.cli.settings import App, shows
 from trivium.cli.show import layout_text, say, say_aside
-from trivium.cli.train import would
+from trivium.cli.train import FINISHED, would
 from trivium.config import leaves, parse_assignments, preset_names
 from trivium.cost.hardware import Machine
 from trivium.errors import ConfigError, MachineError
 from trivium.hub import is_hub_name
 from trivium.plan.mapping import problems
+from trivium.provenance import STAMP
 
 app = App()
 
@@ -90,8 +91,40 @@ FILES: Mapping[Target, str] = {
 
 
 IN_PODS = (Target.kubernetes, Target.jobset)
-_SIZE = re.compile(r"(\d+(Ki|Mi|Gi|Ti))?")
-_LABEL = re.compile(r"[A-Za-z0-9./_-]+=[A-Za-z0-9._-]*")
+MEMORY = Path("/dev/shm")
+_NAME = r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
+_DOMAIN = r"(?=[^/]{1,253}(/|$))[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*"
+_KEY = rf"({_DOMAIN}/)?{_NAME}"
+_OF_A_KEY = (
+    "at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends, which a domain and '/' may "
+    "precede"
+)
+
+
+class Law(NamedTuple):
+    """The values that Kubernetes accepts for an option: a pattern, the same in words, and an example."""
+
+    pattern: str
+    words: str
+    example: str
+
+
+LAWS: Mapping[str, Law] = {
+    "--node": Law(
+        rf"{_KEY}=({_NAME})?",
+        f"a label is KEY=VALUE, where KEY has {_OF_A_KEY}, and VALUE is such a text without a domain",
+        "gpu=h200",
+    ),
+    "--tolerate": Law(_KEY, f"the key of a taint, without value and effect, has {_OF_A_KEY}", "nvidia.com/gpu"),
+    "--claim": Law(
+        f"{_DOMAIN}|{UNNAMED}",
+        "the name of a claim has at most 253 small letters, digits, '-' and '.', with a letter or digit at both ends "
+        "of each part",
+        "runs",
+    ),
+    "--image": Law(r"\S+|.*\.sif", "the name of an image is not empty and has no blanks", "ghcr.io/me/trivium:1"),
+    "--shm": Law(r"(\d+(Ki|Mi|Gi|Ti))?", "a size is a whole number with Ki, Mi, Gi or Ti", "64Gi"),
+}
 
 
 class Nodes(NamedTuple):
@@ -178,7 +211,7 @@ def launch(asked: Asked) -> None:
     words += ["--ranks", str(asked.ranks)] if asked.ranks else []
     words += ["--tokens", str(tokens)] if tokens else []
     words += ["--hosts", asked.hosts] if asked.hosts else []
-    for word in words:
+    for word in (*words, asked.image):
         if not word.isprintable():
             raise ConfigError(f"{word!r} holds a line break or the like, which a job file cannot; write it otherwise")
     more = {"image": asked.image, "claim": asked.claim, "arguments": shlex.join(words), **pod_values(asked)}
@@ -191,13 +224,22 @@ def launch(asked: Asked) -> None:
 
 
 def pod_values(asked: Asked) -> dict[str, str]:
-    """Return the lines of a pod that the options ask for. Raises ConfigError for a label or a size that Kubernetes
-    does not take."""
-    for option, values, law in (("--node", asked.node, _LABEL), ("--shm", [asked.shm], _SIZE)):
-        for value in values or ():
-            if not law.fullmatch(value):
-                example = "KEY=VALUE, as gpu=h200" if option == "--node" else "a number with Mi or Gi, as 64Gi"
-                raise ConfigError(f"{option} {value} must be {example}")
+    """Return the lines of a pod that the options ask for. Raises ConfigError for values that Kubernetes refuses."""
+    given = {
+        "--node": asked.node or (),
+        "--tolerate": asked.tolerate or (),
+        "--claim": (asked.claim,),
+        "--image": (asked.image,),
+        "--shm": (asked.shm,),
+    }
+    for option, law in LAWS.items():
+        for value in given[option]:
+            if not re.fullmatch(law.pattern, value):
+                raise ConfigError(f"{option} {value!r}: {law.words}; give it as {option} {law.example}")
+    keys = [one.partition("=")[0] for one in asked.node or ()]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise ConfigError(f"--node {key}: it is given {keys.count(key)} times, and a node has one value; give one")
     labels = ", ".join(
         f"{_yaml(key)}: {_yaml(value)}" for key, _, value in (n.partition("=") for n in asked.node or ())
     )
@@ -252,6 +294,11 @@ def _refuse_what_no_pod_has(out: Path, preset: str | None, tokens: Path | None) 
             f"--out {out}: pods mount the shared volume at its parent, which is the root of their files; give a folder "
             f"below one, as --out {Path('/runs') / (out.name or 'demo')}"
         )
+    if MEMORY.is_relative_to(out.parent):
+        raise ConfigError(
+            f"--out {out}: pods mount the shared volume at its parent, where it would hide {MEMORY}, the memory that "
+            f"the ranks of a pod share; give a folder elsewhere, as --out {Path('/runs') / out.name}"
+        )
     given_file = preset is not None and preset not in preset_names() and not is_hub_name(preset)
     for option, path in (("--preset", preset if given_file else None), ("--tokens", tokens)):
         if path is not None:
@@ -269,7 +316,8 @@ def _refuse_relative(what: str, path: str | Path, out: Path, *, between: str = "
 def job_file(target: Target, config: RunConfig, machine: Machine | None, out: Path, more: Mapping[str, str]) -> str:
     """The text of a job file. machine: None is one host with cores enough. more: image, claim and arguments."""
     where = placed(config, machine)
-    values = {name: str(value) for name, value in _values(config, where, out, more).items()}
+    own_name = _name(out, target, where.nodes)
+    values = {name: str(value) for name, value in _values(config, where, out, own_name, more).items()}
     if target in IN_PODS or where.nodes > 1:
         values["rendezvous"] = RENDEZVOUS.format(name=values["name"], seconds=values["host_seconds"])
     values["attempts"] = _filled(ATTEMPTS, values)
@@ -335,8 +383,8 @@ def placed(config: RunConfig, machine: Machine | None) -> Nodes:
     return Nodes(nodes, per_node, owns_devices and machine.generation != "cpu", fills_nodes)
 
 
-def _values(config: RunConfig, where: Nodes, out: Path, more: Mapping[str, str]) -> dict[str, object]:
-    training, name, is_elastic = config.training, _name(out), bool(more.get("hosts"))
+def _values(config: RunConfig, where: Nodes, out: Path, name: str, more: Mapping[str, str]) -> dict[str, object]:
+    training, is_elastic = config.training, bool(more.get("hosts"))
     grace = round(training.supervision.preemption_seconds) + MARGIN_SECONDS
     alone = where.nodes == 1
     rdma = int(more.get("rdma", "0"))
@@ -376,6 +424,8 @@ def _values(config: RunConfig, where: Nodes, out: Path, more: Mapping[str, str])
         "addresses": "" if alone else ADDRESSES,
         "rendezvous": "--standalone",
         "train": f"python -m {MODULE} {more['arguments']}",
+        "finished": FINISHED,
+        "stamp": STAMP,
         "module": f"{MODULE} {more['arguments']}",
         "image": _yaml(more["image"]),
         "claim": _yaml(more["claim"]),
@@ -408,6 +458,10 @@ def _yaml(value: object) -> str:
     return json.dumps(str(value), ensure_ascii=False)
 
 
-def _name(out: Path) -> str:
-    """A name that Kubernetes and Slurm take, from the run directory's."""
-    return re.sub(r"[^a-z0-9-]+", "-", f"trivium-{out.name}".lower())[:52].strip("-")
+def _name(out: Path, target: Target, nodes: int) -> str:
+    """Return a name that Kubernetes and Slurm accept, made from the name of the run directory.
+
+    The webhook of JobSet allows 63 characters for the longest name of a pod, and Kubernetes for the host name of one.
+    """
+    longest = 63 - len(f"-ranks-0-{nodes - 1}-abcde") if target is Target.jobset else 52
+    return re.sub(r"[^a-z0-9-]+", "-", f"trivium-{out.name}".lower())[:longest].strip("-")

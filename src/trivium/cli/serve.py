@@ -87,13 +87,20 @@ def serve(
         if config.tensor == 1:
             answer(NativeScorer.open(found.newest, found.tokenizer), ())
         else:
-            _answer_by_ranks(answer, found.newest, found.tokenizer, Layout(tensor=config.tensor))
+            _answer_by_ranks(answer, place, found.newest, found.tokenizer, Layout(tensor=config.tensor))
 
 
 def _answer_by_ranks(
-    answer: Callable[[Any, Sequence[Connection]], None], checkpoint: Path, tokenizer: Path, layout: Any
+    answer: Callable[[Any, Sequence[Connection]], None],
+    listener: socket.socket,
+    checkpoint: Path,
+    tokenizer: Path,
+    layout: Any,
 ) -> None:
-    """Fork the ranks, of which the first one answers, and wait for them."""
+    """Fork the ranks, of which the first one answers, and wait for them.
+
+    Only the first rank keeps the listener: while it finishes its last requests, nothing else may accept connections.
+    """
     from trivium.comms.launch import connected, start_ranks
     from trivium.comms.mesh import Mesh
     from trivium.evaluation.answer import NativeScorer
@@ -104,6 +111,8 @@ def _answer_by_ranks(
 
     def on_rank(place: Any) -> None:
         ignore_signals()  # the first rank ends at the launcher's request, and the others when it has ended
+        if place.rank > 0:
+            listener.close()
         with connected(place):
             mesh = Mesh.connect(layout, place.rank, place.world_size, place.device)
             scorer = NativeScorer.open(checkpoint, tokenizer, mesh=mesh)
@@ -114,20 +123,24 @@ def _answer_by_ranks(
 
     sys.stdout.flush()
     ranks = start_ranks(on_rank, layout.world_size)
+    listener.close()
     with ended_by_request(ranks.signal):
         ranks.wait()
 
 
 def uvicorn_options(config: ServeConfig) -> dict[str, Any]:
-    """Return the options of uvicorn: a connection waits 5 seconds for the next request, and headers do not identify
-    clients. At the end a client that does not read its answer delays it by at most the deadline of a request."""
+    """Return the options of uvicorn: a connection waits 5 seconds for the head of a request, and headers do not
+    identify clients. At the end a client that does not read its answer delays it by at most the deadline of a
+    request."""
+    from trivium.serving.connection import Connection as HttpConnection
+
     return {
+        "http": HttpConnection,
         "log_level": "warning",
         "proxy_headers": False,
         "server_header": False,
         "timeout_keep_alive": 5,
         "timeout_graceful_shutdown": math.ceil(config.deadline_seconds),
-        "limit_concurrency": 4 * config.queue + 16,
     }
 
 

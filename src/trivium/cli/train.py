@@ -68,6 +68,7 @@ HostCounts = Annotated[
     ),
 ]
 ACTIVATIONS = "activations"  # a category of memory
+FINISHED = "is finished: nothing would be done"  # job files look for it in a dry run
 MAX_GROUPS_LISTED = 8  # of ranks with equal memory, in the summary of a training
 
 app = App()
@@ -180,7 +181,7 @@ def would(out: Path, given: Given, tokens: Path | None) -> list[str]:
         TRAIN.check(run, state)
     folder = run.at.folder(TRAIN.folder)
     words = {
-        "current": f"  {folder} is finished: nothing would be done",
+        "current": f"  {folder} {FINISHED}",
         "goes on": f"  it would resume in {folder}, from the last checkpoint",
         "anew": "  it would begin at step 0" + (f"; what is in {folder} would be set aside" if folder.is_dir() else ""),
     }

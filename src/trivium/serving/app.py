@@ -96,7 +96,13 @@ def create_app(
     async def chat_completions(request: Request) -> Response:
         return await _complete(server, request, ChatCompletion)
 
-    return Guard(app, body_bytes=limits.body_bytes, hosts=[*OWN_NAMES, limits.host, *limits.hosts], keys=keys or [])
+    return Guard(
+        app,
+        body_bytes=limits.body_bytes,
+        open_requests=4 * limits.queue + 16,  # most of them wait for their bodies, or for the client to read
+        hosts=[*OWN_NAMES, limits.host, *limits.hosts],
+        keys=keys or [],
+    )
 
 
 async def _refuse(request: Request, refused: Refused) -> Response:

@@ -16,7 +16,8 @@ from trivium.tokens.tokenizer import Tokenizer
 
 # A list in a 1 MB body may have many errors, so validation stops at the first.
 Ids = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
-Stop = Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16, fail_fast=True)]
+Stop = Annotated[list[Annotated[str, Field(min_length=1)]], Field(fail_fast=True)]
+MAX_STOPS = 16  # texts in stop
 Biases = dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]]
 MAX_BIASES = 1024  # tokens in logit_bias
 
@@ -258,7 +259,7 @@ def parse(body: bytes, limits: ServeConfig, kind: type[AskedT]) -> AskedT:
     prompts = tree.get("prompt")
     if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int):
         _refuse_more("prompt", len(prompts), limits.texts)
-    for field, most in (("messages", limits.messages), ("logit_bias", MAX_BIASES)):
+    for field, most in (("messages", limits.messages), ("logit_bias", MAX_BIASES), ("stop", MAX_STOPS)):
         if isinstance(tree.get(field), (list, dict)):
             _refuse_more(field, len(tree[field]), most)
     given = {k: v for k, v in tree.items() if v is not None and k in kind.model_fields}
@@ -300,7 +301,9 @@ def _task_of_chat(asked: ChatCompletion, chat: Chat, limits: ServeConfig, sequen
     if asked.max_tokens is not None and asked.max_completion_tokens is not None:
         raise Refused(400, "max_tokens: max_completion_tokens is given too; leave one of them out", "max_tokens")
     if asked.top_logprobs and not asked.logprobs:
-        raise Refused(400, f"top_logprobs: {asked.top_logprobs} without logprobs; give logprobs: true", "top_logprobs")
+        raise Refused(
+            400, f"top_logprobs: {_cut(asked.top_logprobs)} without logprobs; give logprobs: true", "top_logprobs"
+        )
     field = "max_tokens" if asked.max_tokens is not None else "max_completion_tokens"
     wanted = asked.max_tokens or asked.max_completion_tokens
     for name, found, most in (
@@ -340,7 +343,7 @@ def prompts_of(asked: Completion, tokenizer: Tokenizer, limits: ServeConfig, seq
     for ids in prompts:
         if max(ids) >= tokenizer.vocabulary:
             raise Refused(
-                400, f"prompt: {max(ids)} is not a token id; the vocabulary has {tokenizer.vocabulary}", "prompt"
+                400, f"prompt: {_cut(max(ids))} is not a token id; the vocabulary has {tokenizer.vocabulary}", "prompt"
             )
         room = sequence + (0 if asked.max_tokens == 0 else 1)
         if len(ids) + asked.max_tokens > room:
@@ -386,7 +389,12 @@ def _is_same(value: Any, other: Any) -> bool:
 
 def _refuse_more(field: str, found: int, most: int) -> None:
     if found > most:
-        raise Refused(400, f"{field}: {found} is more than {most}, which this server allows", field)
+        raise Refused(400, f"{field}: {_cut(found)} is more than {most}, which this server allows", field)
+
+
+def _cut(number: int) -> str:
+    """Return at most 60 digits of a number, because one in a request may have thousands."""
+    return str(number)[:60]
 
 
 def _encoded(prompt: str | Sequence[Any], tokenizer: Tokenizer) -> list[list[int]]:

@@ -1,4 +1,5 @@
-"""ASGI middleware that checks the host name, the body size and the API key of every request."""
+"""ASGI middleware that checks the host name, the body size and the API key of every request, and limits how many are
+open at once."""
 
 import hmac
 import json
@@ -18,7 +19,8 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 MIN_KEY_CHARACTERS = 16
-OPEN_PATHS = ("/", "/health")  # need no key, because they reveal nothing about the model
+# These need no key, because they reveal nothing about the model, and are never refused for lack of room.
+OPEN_PATHS = ("/", "/health")
 HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"cache-control", b"no-store"),
@@ -41,10 +43,16 @@ class TooLarge(Exception):
 
 
 class Guard:
-    """Rejects invalid requests with 400, 401, 413 or 415, and adds security headers to all responses."""
+    """Rejects requests with 400, 401, 413, 415 or 429, and adds security headers to all responses.
 
-    def __init__(self, app: App, *, body_bytes: int, hosts: Sequence[str], keys: Sequence[str]) -> None:
+    open_requests: the most requests that are answered at once.
+    """
+
+    def __init__(
+        self, app: App, *, body_bytes: int, open_requests: int, hosts: Sequence[str], keys: Sequence[str]
+    ) -> None:
         self.app, self.body_bytes, self.hosts = app, body_bytes, frozenset(map(_in_header, hosts))
+        self.open, self.open_requests = 0, open_requests
         self.keys = tuple(k.encode() for k in keys)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -70,7 +78,11 @@ class Guard:
 
         problem = self._problem(scope, headers)
         answer = self.app if problem is None else refusal(*problem)
-        await answer(scope, counted, secured)
+        self.open += 1
+        try:
+            await answer(scope, counted, secured)
+        finally:
+            self.open -= 1
 
     def _problem(self, scope: Message, headers: dict[bytes, bytes]) -> tuple[int, str] | None:
         # Reject other host names, so that a foreign page whose name resolves to this machine cannot use the server
@@ -88,8 +100,12 @@ class Guard:
             kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
             if kind != b"application/json":
                 return 415, "send application/json"
-        if self.keys and scope["path"] not in OPEN_PATHS and not self._known(headers):
+        if scope["path"] in OPEN_PATHS:
+            return None
+        if self.keys and not self._known(headers):
             return 401, "a key is needed: Authorization: Bearer KEY"
+        if self.open >= self.open_requests:
+            return 429, f"{self.open} requests are open already; come back later"
         return None
 
     def _known(self, headers: dict[bytes, bytes]) -> bool:

@@ -1,6 +1,9 @@
 # Every rank has two connections to the store on the first host, which needs as many open files.
 ulimit -S -n "$(ulimit -H -n)"
 EVENTS=$OUT/training/events.jsonl
+TRAIN=(
+  -m {{module}}
+)
 mkdir -p "$OUT"
 export TRIVIUM_EXIT_CODE=$OUT/exit-code-{{name}}  # torchrun always returns 1, so the first rank to fail writes its code here
 # Seconds for saving after a request to end. The torchrun of torch 2.11 ignores the variable and waits 30 seconds.
@@ -14,13 +17,25 @@ trap 'end 130' INT  # Ctrl-C, which would otherwise end only this script
 last_event() { tail -n 1 "$EVENTS" 2> /dev/null; }
 newest() { find "$OUT/training/checkpoints" -maxdepth 1 -name 'step-*' -printf '%f\n' 2> /dev/null | sort -V | tail -n 1; }
 leave() { rm -f "$FAILURES" "$RUNNING"; exit "$1"; }  # after the last attempt, so that the next start has all restarts
-note_failure() { at=$(newest); at=${at:-none}; echo "$at" >> "$FAILURES"; failures=$(grep -cxF "$at" "$FAILURES"); }
+note_failure() {
+  rm -f "$RUNNING"
+  # Only failures with the same newest checkpoint are counted, so that progress renews the restarts.
+  at=$(newest); at=${at:-none}; echo "$at" >> "$FAILURES"; failures=$(grep -cxF "$at" "$FAILURES")
+  echo "attempt $1; failure $failures at the same checkpoint ($at), {{restarts}} of which are tried again"
+  # With 1, not with the code of a killed torchrun, because Kubernetes would replace a pod that ends with another code.
+  [ -z "$asked" ] && [ "$failures" -gt {{restarts}} ] && leave 1
+}
 pause() {
   sleep "$1" &
   wait $!  # a signal ends this wait
   [ -z "$asked" ] && return
   echo "asked to end before it saved again; run the same again to go on"
   leave "$asked"
+}
+# A pod may be replaced when the first host has ended already, which it would wait for. The stamp is looked for first,
+# because a dry run takes seconds.
+is_finished() {
+  [ -e "$OUT/training/{{stamp}}" ] && {{python}} "${TRAIN[@]}" --dry-run 2> /dev/null | grep -q "{{finished}}"
 }
 wait_for_first_host() {
   [ "${IS_FIRST:-1}" = 1 ] && return
@@ -31,13 +46,15 @@ wait_for_first_host() {
       echo "the first host, $FIRST_ADDR, did not come within {{host_seconds}} s (training.supervision.host_seconds)"
       leave 1
     fi
+    is_finished && leave 0
     pause 1
   done
 }
 
 before=$(last_event)  # the last event before this start
-[ -e "$RUNNING" ] && note_failure  # the last attempt was killed together with this script
 while true; do
+  is_finished && leave 0
+  [ -e "$RUNNING" ] && note_failure "was killed together with its script"
   wait_for_first_host  # does not count as an attempt
   rm -f "$TRIVIUM_EXIT_CODE"  # no rank starts before all hosts have reached this line
   touch "$RUNNING"
@@ -47,7 +64,7 @@ while true; do
   {{torchrun}} --nnodes {{nodes}} --nproc-per-node {{per_node}} --max-restarts 0 \
     {{rendezvous}} \
     --signals-to-handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 \
-    -m {{module}} &
+    "${TRAIN[@]}" &
   child=$!
   wait "$child"
   code=$?
@@ -56,7 +73,6 @@ while true; do
     code=$?
   done
   child=
-  rm -f "$RUNNING"
   [ "$code" -eq 0 ] && leave 0
   last=$(last_event)  # says whether the ranks were preempted
   if [ "$last" != "$before" ] && [[ $last == *'"preempted"'* ]]; then
@@ -73,9 +89,6 @@ while true; do
       "that failed was on ${host:-an unknown host}"
     leave 1
   fi
-  # Only failures with the same newest checkpoint are counted, so that progress renews the restarts.
-  note_failure
-  echo "attempt ended with $code; failure $failures at the same checkpoint ($at), {{restarts}} of which are tried again"
-  [ -z "$asked" ] && [ "$failures" -gt {{restarts}} ] && leave "$code"
+  note_failure "ended with $code"
   pause $((asked ? 0 : failures < 7 ? 1 << (failures - 1) : 60))
 done
