@@ -98,8 +98,8 @@ def page(found: list[tuple[str, Sublayer]]) -> list[str]:
         *(_near_memory_row(degree, found) for degree in PUBLISHED_NEAR_MEMORY),
         "",
         "The authors publish no figure of a single sublayer in what was at hand. Assumptions: "
-        f"{own.tiles_at_once} tiles at once on a multiprocessor, {own.accesses_of_a_sum:g} memory accesses for a sum in "
-        f"memory, {own.interleaved:g} times as long for each byte while memory serves product and messages in turns "
+        f"{own.tiles_at_once} tiles at once on a multiprocessor, {own.accesses_of_a_sum:g} memory accesses for a sum "
+        f"in memory, {own.interleaved:g} times as long for each byte while memory serves product and messages in turns "
         f"(first come), a threshold of {own.queued_bytes:,.0f} bytes, and a longest wait of "
         f"{own.longest_wait_seconds * 1e6:g} us. They were chosen with the published speed-ups in view: that all of "
         "these are met within 5 points shows that the mechanism can explain them, not that it would predict others.",
