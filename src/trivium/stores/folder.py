@@ -110,12 +110,19 @@ def published_files(url: Remote) -> dict[str, int]:
     return {name: sum(part.bytes for part in parts) for name, parts in _published(url).items()}
 
 
+def continues(path: Path, url: Remote) -> bool:
+    """Whether a file begins with the file of its name in a published folder, or is equal to it."""
+    parts = _published(url).get(path.name, ())
+    return not parts or (path.is_file() and _begins_with(path, parts))
+
+
 def _is_same(path: Path, parts: tuple[_Part, ...]) -> bool:
-    size = sum(part.bytes for part in parts)
-    if path.stat().st_size != size:
-        return False
+    return path.stat().st_size == sum(part.bytes for part in parts) and _begins_with(path, parts)
+
+
+def _begins_with(path: Path, parts: tuple[_Part, ...]) -> bool:
     with open_regular(path) as file:
-        return len(list(_known_start(file, size, parts))) == len(parts)
+        return len(list(_known_start(file, os.fstat(file.fileno()).st_size, parts))) == len(parts)
 
 
 def _published(url: Remote) -> dict[str, tuple[_Part, ...]]:
