@@ -1,6 +1,7 @@
 """A published folder comes back byte for byte, sends only what is missing, and is never a mixture."""
 
 import json
+import os
 
 import pytest
 
@@ -61,12 +62,33 @@ def test_a_damaged_part_is_named_and_no_file_is_made_of_it(store, bucket, local,
     upload(local, bucket, NAMES)
     path = next(path for path, data in store.files.items() if "/parts/" in path and len(data) == 1000)
     store.files[path] = b"x" + store.files[path][1:]
-    with pytest.raises(DataError, match="does not have its sha256: damaged"):
+    with pytest.raises(DataError, match="does not have its sha256, so it is damaged; delete it, and publish"):
         download(bucket, tmp_path / "back")
     assert not list((tmp_path / "back").rglob("*.partial"))
-    store.files[path] = store.files[path][:500]  # half-written: the next upload replaces it
+    del store.files[path]
+    with pytest.raises(DataError, match="is missing; publish the folder again"):
+        download(bucket, tmp_path / "back")
+    assert upload(local, bucket, NAMES) == 1000
+    download(bucket, tmp_path / "back")
+    assert contents(tmp_path / "back") == contents(local)
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:500], lambda data: b"x" + data[1:]], ids=["cut", "changed"])
+def test_a_part_that_an_interrupted_upload_left_damaged_is_sent_again(store, bucket, local, damage):
+    upload(local, bucket, NAMES)
+    path = next(path for path, data in store.files.items() if "/parts/" in path and len(data) == 1000)
+    store.files[path] = damage(store.files[path])
     (bucket / "folder.json").write(b'{"format": "trivium-folder-1", "files": {}}')
     assert upload(local, bucket, NAMES) == 1000
+
+
+def test_a_partial_file_of_a_process_that_died_does_not_stop_the_next_one(bucket, local, tmp_path):
+    """In containers all of them may have the same process ID."""
+    upload(local, bucket, NAMES)
+    (tmp_path / "back").mkdir()
+    (tmp_path / "back" / f".{NAMES[0]}.{os.getpid()}.partial").write_bytes(b"half")
+    download(bucket, tmp_path / "back")
+    assert contents(tmp_path / "back") == contents(local)
 
 
 @pytest.mark.parametrize("name", ["../x", "/x", "a/../../x"])

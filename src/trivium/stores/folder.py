@@ -9,6 +9,7 @@ A file that has grown since it was published sends what was appended, and an int
 import hashlib
 import json
 import os
+import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Annotated, BinaryIO
@@ -39,19 +40,24 @@ class _Folder(Config):
 def upload(folder: Path, url: Remote, names: Iterable[str]) -> int:
     """Publish these files of a folder, and return how many bytes were sent: those that the store lacks.
 
-    Until the manifest is written the store has the previous state. Files that are not in `names` are removed from it.
+    A part of the previous state is not sent again if the store has it in its size. Other parts that are there, as an
+    interrupted upload left them, are read to compare them. Until the manifest is written the store has the previous
+    state. Files that are not in `names` are removed from it.
     """
     before, sent, files = _published(url), 0, {}
+    held = (url / PARTS).sizes()
     for name in names:
         parts, known = [], before.get(name, ())
         with open_regular(folder / name) as file:
             size = os.fstat(file.fileno()).st_size
             for part in _known_start(file, size, known):
+                if held.get(part.sha256) != part.bytes:
+                    break
                 parts.append(part)
             file.seek(at := sum(part.bytes for part in parts))
             while at < size and (data := file.read(min(PART_BYTES, size - at))):  # others may append meanwhile
                 part = _Part(sha256=hashlib.sha256(data).hexdigest(), bytes=len(data))
-                if (url / PARTS / part.sha256).size() != part.bytes:
+                if not (url / PARTS / part.sha256).contains(data):
                     (url / PARTS / part.sha256).write(data)
                     sent += part.bytes
                 parts.append(part)
@@ -82,19 +88,17 @@ def download(url: Remote, folder: Path, names: Iterable[str] | None = None) -> i
     """
     files, total = _published(url), 0
     if not files:
-        raise DataError(f"{url} holds no published folder ({FOLDER} is missing); `trivium store push` writes one")
+        raise DataError(f"{url} holds no published folder ({FOLDER} is missing); `trivium data push` writes one")
     for name in files if names is None else names:
         path, parts = folder / name, files[name]
         if path.is_file() and _is_same(path, parts):
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+        partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
         try:
             with open(partial, "xb") as file:
                 for part in parts:
-                    data = (url / PARTS / part.sha256).read()
-                    if hashlib.sha256(data).hexdigest() != part.sha256:
-                        raise DataError(f"{url / PARTS / part.sha256} of {name} does not have its sha256: damaged")
+                    data = _read(url / PARTS / part.sha256, name)
                     file.write(data)
                     total += len(data)
                 file.flush()
@@ -103,6 +107,18 @@ def download(url: Remote, folder: Path, names: Iterable[str] | None = None) -> i
         finally:
             partial.unlink(missing_ok=True)
     return total
+
+
+def _read(place: Remote, name: str) -> bytes:
+    """Return the content of a part of a file, which is named by its sha256."""
+    remedy = "publish the folder again from where it is whole: that sends what is missing"
+    try:
+        data = place.read()
+    except FileNotFoundError:
+        raise DataError(f"{place} of {name} is missing; {remedy}") from None
+    if hashlib.sha256(data).hexdigest() != place.name:
+        raise DataError(f"{place} of {name} does not have its sha256, so it is damaged; delete it, and {remedy}")
+    return data
 
 
 def published_files(url: Remote) -> dict[str, int]:

@@ -55,6 +55,10 @@ class Remote:
         """Whether there is an object."""
         return self.size() is not None
 
+    def contains(self, data: bytes) -> bool:
+        """Whether there is an object with this content. One of another size is not read."""
+        return self.size() == len(data) and self.read() == data
+
     def sizes(self) -> dict[str, int]:
         """Return the bytes of the objects in a folder by name; empty if there are none."""
         return {name: int(info["size"]) for name, info in self._listed() if info["type"] != "directory"}
