@@ -295,7 +295,7 @@ def as_value(text: str) -> str:
 def build(model: type[ModelT], tree: Mapping[str, Any]) -> ModelT:
     """Validate a tree. Raises ConfigError, which lists all problems with path, value and rule."""
     if not isinstance(tree, Mapping):
-        raise ConfigError(f"a {type(tree).__name__}, not an object")
+        raise ConfigError(f"it is of type {type(tree).__name__} and must be an object")
     given = counted = dict(tree)
     try:
         return model.model_validate(given)
