@@ -91,8 +91,33 @@ def test_a_partial_file_of_a_process_that_died_does_not_stop_the_next_one(bucket
     assert contents(tmp_path / "back") == contents(local)
 
 
-@pytest.mark.parametrize("name", ["../x", "/x", "a/../../x"])
+@pytest.mark.parametrize("name", ["../x", "/x", "a/../../x", ".", "", "a\0b"])
 def test_a_folder_that_writes_outside_is_refused(bucket, name, tmp_path):
     (bucket / "folder.json").write(json.dumps({"format": "trivium-folder-1", "files": {name: []}}).encode())
     with pytest.raises(DataError, match="is no folder of trivium"):
         download(bucket, tmp_path / "back")
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"format": "another", "files": {}}', "{"])
+def test_a_damaged_manifest_is_named_with_a_remedy(bucket, text, tmp_path):
+    (bucket / "folder.json").write(text.encode())
+    with pytest.raises(DataError, match="(?s)run/folder.json is damaged .*delete this object and publish") as caught:
+        download(bucket, tmp_path / "back")
+    assert "--set" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "file/below", "folder"])
+def test_a_name_that_a_file_cannot_have_here_is_refused(bucket, name, tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    (bucket / "folder.json").write(json.dumps({"format": "trivium-folder-1", "files": {name: []}}).encode())
+    with pytest.raises(DataError, match="cannot be written in .*; name an empty folder"):
+        download(bucket, tmp_path)
+
+
+def test_a_file_with_the_longest_possible_name_comes_back(bucket, tmp_path):
+    name = "x" * 255
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local" / name).write_bytes(b"1")
+    upload(tmp_path / "local", bucket, [name])
+    assert download(bucket, tmp_path / "back") == 1

@@ -6,13 +6,14 @@
 A file that has grown since it was published sends what was appended, and an interrupted upload sends what is missing.
 """
 
+import errno
 import hashlib
 import json
 import os
 import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import Annotated, BinaryIO
+from typing import Annotated, BinaryIO, ClassVar, Literal
 
 from pydantic import Field
 
@@ -21,19 +22,22 @@ from trivium.errors import ConfigError, DataError
 from trivium.stores.remote import Remote
 from trivium.untrusted import open_regular, parse_json
 
-FORMAT = "trivium-folder-1"
 FOLDER = "folder.json"
 PARTS = "parts"
 PART_BYTES = 64 << 20  # most bytes of a part, which is in memory while it is sent or read
 
 
 class _Part(Config):
-    sha256: Annotated[str, Field(pattern=r"[0-9a-f]{64}")]
+    remedy: ClassVar[str] = "every published folder has it"
+
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     bytes: NotNegative
 
 
 class _Folder(Config):
-    format: str
+    remedy: ClassVar[str] = _Part.remedy
+
+    format: Literal["trivium-folder-1"]
     files: dict[str, tuple[_Part, ...]]
 
 
@@ -64,7 +68,7 @@ def upload(folder: Path, url: Remote, names: Iterable[str]) -> int:
                 at += part.bytes
         files[name] = tuple(parts)
     described = {name: [part.model_dump() for part in parts] for name, parts in files.items()}
-    (url / FOLDER).write(json.dumps({"format": FORMAT, "files": described}, sort_keys=True).encode())
+    (url / FOLDER).write(json.dumps({"format": "trivium-folder-1", "files": described}, sort_keys=True).encode())
     used = {part.sha256 for parts in files.values() for part in parts}
     (url / PARTS).delete({part.sha256 for parts in before.values() for part in parts} - used)
     return sent
@@ -84,29 +88,40 @@ def download(url: Remote, folder: Path, names: Iterable[str] | None = None) -> i
     """Download files (None: all) of a published folder, and return how many bytes were read. A file gets its name when
     it is complete and every part has its sha256. A file that is here in its size is not read again.
 
-    Raises DataError if there is no such folder or a part is damaged.
+    Raises DataError if there is no such folder, a part is damaged, or a file cannot have its name here.
     """
     files, total = _published(url), 0
     if not files:
         raise DataError(f"{url} holds no published folder ({FOLDER} is missing); `trivium data push` writes one")
     for name in files if names is None else names:
-        path, parts = folder / name, files[name]
-        if path.is_file() and _is_same(path, parts):
-            continue
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
         try:
-            with open(partial, "xb") as file:
-                for part in parts:
-                    data = _read(url / PARTS / part.sha256, name)
-                    file.write(data)
-                    total += len(data)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+            total += _bring(url, folder / name, files[name])
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG):
+                raise
+            raise DataError(
+                f"{name!r} of {url} cannot be written in {folder}: {error.strerror}; name an empty folder, or publish "
+                f"the file under another name"
+            ) from None
     return total
+
+
+def _bring(url: Remote, path: Path, parts: tuple[_Part, ...]) -> int:
+    """Download a file unless it is here, and return how many bytes were read."""
+    if path.is_file() and _is_same(path, parts):
+        return 0
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{uuid.uuid4().hex}.partial")
+    try:
+        with open(partial, "xb") as file:
+            for part in parts:
+                file.write(_read(url / PARTS / part.sha256, path.name))
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return sum(part.bytes for part in parts)
 
 
 def _read(place: Remote, name: str) -> bytes:
@@ -142,16 +157,19 @@ def _begins_with(path: Path, parts: tuple[_Part, ...]) -> bool:
 
 
 def _published(url: Remote) -> dict[str, tuple[_Part, ...]]:
+    remedy = "name another URL, or delete this object and publish the folder again"
     try:
         found = build(_Folder, parse_json((url / FOLDER).read()))
     except FileNotFoundError:
         return {}
     except (ValueError, ConfigError) as error:
-        raise DataError(f"{url / FOLDER} is damaged ({error}); publish the folder again at another URL") from None
+        raise DataError(f"{url / FOLDER} is damaged ({error}); {remedy}") from None
     for name in found.files:
         pure = PurePosixPath(name)
-        if found.format != FORMAT or pure.is_absolute() or ".." in pure.parts or "\\" in name or name != str(pure):
+        is_plain = name == str(pure) != "." and not any(character in name for character in "\\\0")
+        if not is_plain or pure.is_absolute() or ".." in pure.parts:
             raise DataError(
-                f"{url / FOLDER} has format {found.format!r} and a file {name!r}; it is no folder of trivium"
+                f"{url / FOLDER} has a file {name!r}, and a name must be a path in the folder, so it is no folder of "
+                f"trivium; {remedy}"
             )
     return found.files
