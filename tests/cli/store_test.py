@@ -72,3 +72,15 @@ def test_hosts_resume_from_the_url_and_count_failures_from_its_newest_checkpoint
     ended = call(*words(tokens, bucket.url, **{"training.steps": 4}), "--hosts", "1:1", "--out", "second")
     assert (ended.returncode, saved) == (0, [2]), ended.stderr
     assert steps(tmp_path / "second") == [1, 2]
+
+
+@pytest.mark.parametrize("scheme", ["memory", "file", "local"])
+def test_what_is_no_object_store_is_refused(call, tokens, tmp_path, scheme: str) -> None:
+    url = f"{scheme}://{tmp_path}/store"
+    for command, remedy in (
+        (words(tokens, url), "set training.store=null and name the folder with --out"),
+        (["data", "push", str(tokens), url], "copy the folder"),
+        (["data", "pull", url, "here"], "copy the folder"),
+    ):
+        ended = call(*command)
+        assert ended.returncode == 2 and remedy in ended.stderr, ended

@@ -142,6 +142,11 @@ class Remote:
             patiently(f"{self.url}/{name}", lambda name=name: gone(name), "deleted")
 
 
+def is_object_store(url: str) -> bool:
+    """Whether a URL names a store that other processes and machines can reach."""
+    return url.partition("://")[0] not in ("file", "local", "memory")
+
+
 Location = Path | Remote
 
 
