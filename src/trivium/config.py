@@ -302,7 +302,7 @@ def build(model: type[ModelT], tree: Mapping[str, Any]) -> ModelT:
     except ValidationError as error:
         found = error.errors(include_url=False)
     for e in found[:MAX_LISTED_PROBLEMS]:
-        number = _NUMBERS.get(e["type"], _itself)(e["input"])
+        number = _NUMBERS.get(e["type"], lambda value: value)(e["input"])
         if number is not e["input"]:
             counted = _with(counted, e["loc"], number)
     if counted is not given:
@@ -333,10 +333,6 @@ def as_count(value: Any) -> Any:
 
 def _as_number(value: Any) -> Any:
     return float(value) if isinstance(value, Exponent) else value
-
-
-def _itself(value: Any) -> Any:
-    return value
 
 
 # Conversions to the expected type, by pydantic's error type.

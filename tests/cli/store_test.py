@@ -1,5 +1,6 @@
 """A training whose checkpoints are at a URL: its records follow it to every run directory that it resumes in."""
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -84,3 +85,24 @@ def test_what_is_no_object_store_is_refused(call, tokens, tmp_path, scheme: str)
     ):
         ended = call(*command)
         assert ended.returncode == 2 and remedy in ended.stderr, ended
+
+
+def test_checkpoints_at_a_url_are_listed_verified_and_brought(call, bucket, tokens, tmp_path) -> None:
+    (tmp_path / "tokens").symlink_to(tokens)
+    assert call(*words(tokens, bucket.url, **{"training.steps": 4}), "--out", "run").returncode == 0
+    place = f"{bucket.url}/checkpoints/step-00000004"
+    listed = call("checkpoint", "show", "run")
+    assert listed.returncode == 0 and [line.split()[0] for line in listed.stdout.splitlines()[1:]] == ["2", "4"]
+    for which in (["4", "--out", "run"], ["run"], [place], [bucket.url]):
+        verified = call("checkpoint", "verify", *which)
+        assert verified.returncode == 0 and f"{place}: verified" in verified.stdout, verified
+    assert f"{place}: step 4" in call("checkpoint", "show", "4", "--out", "run").stdout
+    refused = call("checkpoint", "rm", "4", "--out", "run")
+    assert refused.returncode == 2 and f"{place} is not deleted" in refused.stderr
+    refused = call("generate", "run", "--prompt", "pa")
+    assert refused.returncode == 5, refused
+    remedy = refused.stderr.split("`")[1]
+    brought = call(*shlex.split(remedy)[1:])
+    assert brought.returncode == 0, brought
+    written = call("generate", brought.stdout.strip(), "--prompt", "pa")
+    assert written.returncode == 0, written

@@ -22,7 +22,7 @@ from trivium.config import Config, build, to_tree
 from trivium.errors import ConfigError, MachineError, TriviumError
 from trivium.stores.remote import Remote
 from trivium.units import shown
-from trivium.untrusted import parse_json
+from trivium.untrusted import parse_json, read_text
 
 RENEW_SECONDS = 30.0
 STALE_SECONDS = 120.0  # after which a lease that was not renewed has expired
@@ -31,7 +31,7 @@ _NAME = re.compile(r"lease-(\d{8,})\.json")
 
 
 class _Claim(Config):
-    """What the job of a lease says of itself. processes: see `_processes`. started, renewed: seconds since the epoch."""
+    """What the job of a lease says of itself. processes: see `_processes`. Times are seconds since the epoch."""
 
     pid: Annotated[int, Field(ge=1, le=2**31 - 1)]
     host: str
@@ -146,7 +146,7 @@ def _processes() -> str:
     """Return a text that is equal for jobs in which a process ID stands for the same process: those in one PID
     namespace of one boot. It is empty where the system does not tell. Containers may have equal host names."""
     with suppress(OSError):
-        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
+        return f"{read_text('/proc/sys/kernel/random/boot_id').strip()} {Path('/proc/self/ns/pid').readlink()}"
     return ""
 
 

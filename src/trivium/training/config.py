@@ -164,7 +164,7 @@ class TrainingConfig(Config):
     def _is_object_store(cls, url: str | None) -> str | None:
         if url is not None and not is_object_store(url):
             raise ValueError(
-                "it must be the URL of an object store, as s3://BUCKET/RUN; to save in a folder, set training.store=null "
-                "and name the folder with --out"
+                "it must be the URL of an object store, as s3://BUCKET/RUN; to save in a folder, set "
+                "training.store=null and name the folder with --out"
             )
         return url
