@@ -40,17 +40,15 @@ def steps(folder: Path) -> list[int]:
 
 
 def test_records_follow_a_training_that_returns_to_an_older_run_directory(call, bucket, tokens, tmp_path) -> None:
-    for out, count in (("a", 2), ("b", 4), ("a", 6), ("a", 6), ("c", 6)):
+    for out, count in (("a", 2), ("b", 4), ("a", 6)):
         ended = call(*words(tokens, bucket.url, **{"training.steps": count}), "--out", out)
         assert ended.returncode == 0, ended.stderr
         assert steps(tmp_path / out) == list(range(1, count + 1))
-    ended = call(*words(tokens, bucket.url, **{"training.steps": 8, "seed": 9}), "--out", "other")
-    assert ended.returncode == 2
-    mine = tmp_path / "mine"
-    call(*words(tokens, f"{bucket.url}-of-mine", **{"training.steps": 2, "seed": 9}), "--out", "mine")
-    before = (mine / "training" / METRICS).read_bytes()
-    assert call(*words(tokens, bucket.url, **{"training.steps": 4, "seed": 9}), "--out", "mine").returncode != 0
-    assert (mine / "training" / METRICS).read_bytes() == before, "records of another training were not replaced"
+    metrics = tmp_path / "another" / "training" / METRICS
+    call(*words(tokens, f"{bucket.url}-of-another", **{"training.steps": 2, "seed": 9}), "--out", "another")
+    before = metrics.read_bytes()
+    assert call(*words(tokens, bucket.url, **{"training.steps": 4, "seed": 9}), "--out", "another").returncode != 0
+    assert metrics.read_bytes() == before, "the records of another training were replaced"
 
 
 def test_hosts_resume_from_the_url_and_count_failures_from_its_newest_checkpoint(
@@ -88,7 +86,6 @@ def test_what_is_no_object_store_is_refused(call, tokens, tmp_path, scheme: str)
 
 
 def test_checkpoints_at_a_url_are_listed_verified_and_brought(call, bucket, tokens, tmp_path) -> None:
-    (tmp_path / "tokens").symlink_to(tokens)
     assert call(*words(tokens, bucket.url, **{"training.steps": 4}), "--out", "run").returncode == 0
     place = f"{bucket.url}/checkpoints/step-00000004"
     listed = call("checkpoint", "show", "run")
