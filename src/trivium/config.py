@@ -294,13 +294,15 @@ def as_value(text: str) -> str:
 
 def build(model: type[ModelT], tree: Mapping[str, Any]) -> ModelT:
     """Validate a tree. Raises ConfigError, which lists all problems with path, value and rule."""
+    if not isinstance(tree, Mapping):
+        raise ConfigError(f"it is of type {type(tree).__name__} and must be an object")
     given = counted = dict(tree)
     try:
         return model.model_validate(given)
     except ValidationError as error:
         found = error.errors(include_url=False)
     for e in found[:MAX_LISTED_PROBLEMS]:
-        number = _NUMBERS.get(e["type"], _itself)(e["input"])
+        number = _NUMBERS.get(e["type"], lambda value: value)(e["input"])
         if number is not e["input"]:
             counted = _with(counted, e["loc"], number)
     if counted is not given:
@@ -331,10 +333,6 @@ def as_count(value: Any) -> Any:
 
 def _as_number(value: Any) -> Any:
     return float(value) if isinstance(value, Exponent) else value
-
-
-def _itself(value: Any) -> Any:
-    return value
 
 
 # Conversions to the expected type, by pydantic's error type.

@@ -130,7 +130,9 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(store, bucket):
     store.files[path] = store.files[path][:-1] + bytes([store.files[path][-1] ^ 1])
     said = []
     assert_is_of(newest_good(bucket, MESH, said.append), 1)
-    assert "does not have its sha256" in said[0]
+    assert "does not have its sha256" in said[0] and f"{bucket}/step-00000002/pieces" in said[0]
+    saved(bucket, 2)
+    assert_is_of(newest_good(bucket, MESH, pytest.fail), 2)
 
 
 def test_what_is_no_longer_kept_and_what_was_never_finished_is_deleted(store, bucket):

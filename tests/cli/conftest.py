@@ -7,7 +7,10 @@ from typing import NamedTuple
 
 import pytest
 
+from stores.conftest import bucket, store
 from trivium.cli import main as entry
+
+__all__ = ("bucket", "store")
 
 
 class Ended(NamedTuple):

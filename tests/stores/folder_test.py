@@ -1,6 +1,7 @@
 """A published folder comes back byte for byte, sends only what is missing, and is never a mixture."""
 
 import json
+import os
 
 import pytest
 
@@ -61,16 +62,62 @@ def test_a_damaged_part_is_named_and_no_file_is_made_of_it(store, bucket, local,
     upload(local, bucket, NAMES)
     path = next(path for path, data in store.files.items() if "/parts/" in path and len(data) == 1000)
     store.files[path] = b"x" + store.files[path][1:]
-    with pytest.raises(DataError, match="does not have its sha256: damaged"):
+    with pytest.raises(DataError, match="does not have its sha256, so it is damaged; delete it, and publish"):
         download(bucket, tmp_path / "back")
     assert not list((tmp_path / "back").rglob("*.partial"))
-    store.files[path] = store.files[path][:500]  # half-written: the next upload replaces it
+    del store.files[path]
+    with pytest.raises(DataError, match="is missing; publish the folder again"):
+        download(bucket, tmp_path / "back")
+    assert upload(local, bucket, NAMES) == 1000
+    download(bucket, tmp_path / "back")
+    assert contents(tmp_path / "back") == contents(local)
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:500], lambda data: b"x" + data[1:]], ids=["cut", "changed"])
+def test_a_part_that_an_interrupted_upload_left_damaged_is_sent_again(store, bucket, local, damage):
+    upload(local, bucket, NAMES)
+    path = next(path for path, data in store.files.items() if "/parts/" in path and len(data) == 1000)
+    store.files[path] = damage(store.files[path])
     (bucket / "folder.json").write(b'{"format": "trivium-folder-1", "files": {}}')
     assert upload(local, bucket, NAMES) == 1000
 
 
-@pytest.mark.parametrize("name", ["../x", "/x", "a/../../x"])
+def test_a_partial_file_of_a_process_that_died_does_not_stop_the_next_one(bucket, local, tmp_path):
+    """In containers all of them may have the same process ID."""
+    upload(local, bucket, NAMES)
+    (tmp_path / "back").mkdir()
+    (tmp_path / "back" / f".{NAMES[0]}.{os.getpid()}.partial").write_bytes(b"half")
+    download(bucket, tmp_path / "back")
+    assert contents(tmp_path / "back") == contents(local)
+
+
+@pytest.mark.parametrize("name", ["../x", "/x", "a/../../x", ".", "", "a\0b"])
 def test_a_folder_that_writes_outside_is_refused(bucket, name, tmp_path):
     (bucket / "folder.json").write(json.dumps({"format": "trivium-folder-1", "files": {name: []}}).encode())
     with pytest.raises(DataError, match="is no folder of trivium"):
         download(bucket, tmp_path / "back")
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"format": "another", "files": {}}', "{"])
+def test_a_damaged_manifest_is_named_with_a_remedy(bucket, text, tmp_path):
+    (bucket / "folder.json").write(text.encode())
+    with pytest.raises(DataError, match="(?s)run/folder.json is damaged .*delete this object and publish") as caught:
+        download(bucket, tmp_path / "back")
+    assert "--set" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "file/below", "folder"])
+def test_a_name_that_a_file_cannot_have_here_is_refused(bucket, name, tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    (bucket / "folder.json").write(json.dumps({"format": "trivium-folder-1", "files": {name: []}}).encode())
+    with pytest.raises(DataError, match="cannot be written in .*; name an empty folder"):
+        download(bucket, tmp_path)
+
+
+def test_a_file_with_the_longest_possible_name_comes_back(bucket, tmp_path):
+    name = "x" * 255
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local" / name).write_bytes(b"1")
+    upload(tmp_path / "local", bucket, [name])
+    assert download(bucket, tmp_path / "back") == 1

@@ -14,6 +14,7 @@ import hashlib
 import json
 import re
 import secrets
+import shlex
 from collections import defaultdict
 from collections.abc import Sequence
 from math import prod
@@ -27,7 +28,7 @@ from trivium.errors import CheckpointError, ConfigError
 from trivium.plan.parameters import Box
 from trivium.stores.remote import Location, Remote, contents
 from trivium.units import shown
-from trivium.untrusted import parse_json
+from trivium.untrusted import parse_json, read_json
 
 FORMAT = "trivium-checkpoint-1"
 MANIFEST = "manifest.json"
@@ -168,6 +169,26 @@ def published(root: str | Location) -> Sequence[Location]:
         return []
     found = [(step, path) for path in root.iterdir() if (step := step_of(path.name)) is not None and path.is_dir()]
     return [path for _, path in sorted(found)]
+
+
+def store_of(run: Path) -> Remote | None:
+    """Return the folder at a URL that has the checkpoints of the training in a run directory; None if they are in the
+    run directory, or no training began there."""
+    try:
+        url = read_json(run / "training" / "run.json")["training"]["store"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return Remote(url) / "checkpoints" if isinstance(url, str) else None
+
+
+def refuse_at_url(run: Path) -> None:
+    """Raise CheckpointError, which names the command that brings one, if the checkpoints of a run are at a URL."""
+    if (store := store_of(run)) is not None:
+        words = shlex.join(["trivium", "checkpoint", "reshard", "--out", str(run), "--to", str(run / "brought")])
+        raise CheckpointError(
+            f"{run} holds no checkpoint, because training.store has them in {store}; bring the newest with `{words}`, "
+            f"and name the folder that this prints"
+        )
 
 
 def boxes_of_range(start: int, stop: int, shape: tuple[int, ...]) -> list[FlatBox]:

@@ -99,7 +99,10 @@ def on_disk(place: Location) -> Iterator[Path]:
         path = Path(folder, place.name)
         with suppress(FileNotFoundError):
             path.write_bytes(place.read())
-        yield path
+        try:
+            yield path
+        except CheckpointError as error:  # the copy is deleted, so the message must name the object
+            raise CheckpointError(str(error).replace(str(path), str(place))) from None
 
 
 def _first_not_finite(path: Path, keys: Iterable[str], alive: Callable[[], None]) -> str:

@@ -104,11 +104,12 @@ def _measure_asked(place: Path, out: Path, preset: str | None, sets: list[str] |
 
 
 def _series(run: Run) -> None:
-    from trivium.checkpoint.format import published
+    from trivium.checkpoint.format import published, refuse_at_url
     from trivium.checkpoint.load import Checkpoint
     from trivium.evaluation.bias.run import Moment, series
 
     BIAS.inputs(run)
+    refuse_at_url(run.at.root)
     places = published(run.at.checkpoints)
     if not places:
         raise CheckpointError(f"{run.at.checkpoints} holds no checkpoint; run `trivium train` first")

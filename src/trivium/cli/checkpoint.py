@@ -10,7 +10,7 @@ import typer
 
 from trivium.cli.model_argument import asked_model, model_path
 from trivium.cli.options import DEFAULT_OUT, AskedAdapter, Out, directory_of, refuse_given, refuse_model_folder
-from trivium.cli.paths import local_path
+from trivium.cli.paths import local_path, path_or_url
 from trivium.cli.settings import App
 from trivium.cli.show import layout_text, say, table
 from trivium.cli.workspace import Workspace
@@ -22,6 +22,7 @@ from trivium.units import counted, format_bytes, format_count
 
 if TYPE_CHECKING:
     from trivium.checkpoint.load import Checkpoint
+    from trivium.stores.remote import Location
 
 app = App(help="List, verify, rewrite, average, exchange and remove checkpoints.", no_args_is_help=True)
 
@@ -82,11 +83,11 @@ def show(
 
 
 def names_one(which: str) -> bool:
-    """Return whether an argument is a step or a checkpoint's directory. Anything else is a run's directory."""
+    """Return whether an argument is a step, a URL or a checkpoint's directory. Anything else is a run's directory."""
     from trivium.checkpoint.format import MANIFEST, step_of
 
     path = Path(which)
-    return _step(which) is not None or step_of(path.name) is not None or (path / MANIFEST).is_file()
+    return "://" in which or _step(which) is not None or step_of(path.name) is not None or (path / MANIFEST).is_file()
 
 
 def _list(run: Path, json: Path | None) -> None:
@@ -96,7 +97,7 @@ def _list(run: Path, json: Path | None) -> None:
     if not run.is_dir():
         what = "is a file" if run.exists() else "does not exist"
         raise DataError(f"{run} {what}; name the --out of `trivium train`")
-    found = [summary(path) for path in published(Workspace(run).saved)]
+    found = [summary(path) for path in published(_checkpoints_of(run))]
     rows = [
         (
             r["step"],
@@ -112,14 +113,14 @@ def _list(run: Path, json: Path | None) -> None:
         for line in table(rows, header=("step", "state", "size", "files", "dtype", "written by")):
             say(line)
     else:
-        say(f"{Workspace(run).saved} holds no checkpoints")
+        say(f"{_checkpoints_of(run)} holds no checkpoints")
     for row in found:
         if "problem" in row:
             say(f"  {row['problem']}")
     _write_json(json, {"checkpoints": found})
 
 
-def _show_one(directory: Path, tensors: bool, json: Path | None) -> None:
+def _show_one(directory: "Location", tensors: bool, json: Path | None) -> None:
     from trivium.checkpoint.format import STRUCTURE, read_manifest
     from trivium.checkpoint.verify import abbreviated, summary
 
@@ -324,14 +325,20 @@ def rm(
 ) -> None:
     """Delete checkpoints; refused while a job trains there, or when no good one would remain."""
     from trivium.checkpoint.durable import remove
-    from trivium.checkpoint.format import published, step_of
+    from trivium.checkpoint.format import MANIFEST, published, step_of
     from trivium.checkpoint.lease import refuse_if_held
     from trivium.checkpoint.verify import summary
 
     _refuse_another_out(steps, out)
-    named = (_path(step, out) for step in steps)
+    named = [_path(step, out) for step in steps]
+    for place in named:
+        if not isinstance(place, Path):
+            raise ConfigError(
+                f"{place} is not deleted: `trivium checkpoint rm` deletes from folders; delete it with the store's own "
+                f"tools while no job trains there, {MANIFEST} first"
+            )
     # Each once. A link stays one: where it leads to is another run, whose lease and other checkpoints are not asked.
-    doomed = list(dict.fromkeys(path.parent.resolve() / path.name for path in named))
+    doomed = list(dict.fromkeys(path.parent.resolve() / path.name for path in named if isinstance(path, Path)))
     for path in doomed:
         if step_of(path.name) is None:
             raise CheckpointError(f"{path} is not deleted: only checkpoints are, and none has such a name")
@@ -347,13 +354,13 @@ def rm(
         say(f"  deleted {path}")
 
 
-def _one(which: str | None, out: Path) -> Path:
+def _one(which: str | None, out: Path) -> "Location":
     """Return `_place` if no other argument is given."""
     _refuse_another_out([which], out)
     return _place(which, out)
 
 
-def _several(named: Sequence[str], out: Path) -> list[Path]:
+def _several(named: Sequence[str], out: Path) -> "list[Location]":
     """Return `_place` for each argument; --out must contain at least one of them."""
     _refuse_another_out(named, out)
     return [_place(which, out) for which in named]
@@ -369,27 +376,57 @@ def _refuse_another_out(named: Sequence[str | None], out: Path) -> None:
         raise ConfigError(f"--out {out}: {told} {'is' if len(folders) == 1 else 'are'} not in it; name one of the two")
 
 
-def _place(which: str | None, out: Path) -> Path:
-    """Return `_path`, or the newest checkpoint of a run directory or of a folder of checkpoints."""
+def _place(which: str | None, out: Path) -> "Location":
+    """Return `_path`, or the newest checkpoint of a run directory, of a folder of checkpoints or at a URL."""
     from trivium.checkpoint.format import published
     from trivium.cli.imported import refuse_adapters_alone
 
     if which is None:
         return _path(None, out)
+    if "://" in which:
+        return _at_url(which)
     refuse_adapters_alone(Path(which))
-    if Workspace(Path(which)).saved.is_dir():
+    if _is_run(Path(which)):
         return _path(None, Path(which))
     found = published(Path(which))
     return found[-1] if found else _path(which, out)
 
 
-def _all(which: str | None, out: Path) -> list[Path]:
+def _at_url(which: str) -> "Location":
+    """The checkpoint at a URL, or the newest one in a folder of checkpoints there, or of a run."""
+    from trivium.checkpoint.format import MANIFEST, published
+    from trivium.stores.remote import Remote
+    from trivium.training.record import CHECKPOINTS
+
+    place = Remote(str(path_or_url(which, "DIR")))
+    if (place / MANIFEST).is_file():
+        return place
+    found = published(place) or published(place / CHECKPOINTS)
+    if not found:
+        raise CheckpointError(f"{place} holds no checkpoint; name one, or the URL that was training.store")
+    return found[-1]
+
+
+def _checkpoints_of(run: Path) -> "Location":
+    """The folder of a run's checkpoints, which is at a URL if training.store says so."""
+    from trivium.checkpoint.format import store_of
+
+    return store_of(run) or Workspace(run).saved
+
+
+def _is_run(place: Path) -> bool:
+    from trivium.checkpoint.format import store_of
+
+    return Workspace(place).saved.is_dir() or store_of(place) is not None
+
+
+def _all(which: str | None, out: Path) -> "Sequence[Location]":
     """Every checkpoint of --out, or of the run directory named instead."""
     from trivium.checkpoint.format import published
 
-    if which is not None and not Workspace(Path(which)).saved.is_dir():
+    if which is not None and not _is_run(Path(which)):
         raise ConfigError(f"--all: {which} names one checkpoint; leave out --all or {which}, or name a run directory")
-    root = Workspace(out if which is None else directory_of(Path(which), out)).saved
+    root = _checkpoints_of(out if which is None else directory_of(Path(which), out))
     found = published(root)
     if not found:
         raise CheckpointError(f"{root} holds no checkpoint; train first, or name another --out")
@@ -405,11 +442,11 @@ def _step(which: str) -> int | None:
     return None if Path(which).is_dir() else step_of(which)
 
 
-def _path(which: str | None, out: Path) -> Path:
+def _path(which: str | None, out: Path) -> "Location":
     """The directory that a step, a path, or nothing (the newest) names."""
-    from trivium.checkpoint.format import published, step_name
+    from trivium.checkpoint.format import MANIFEST, published, step_name
 
-    root = Workspace(out).saved
+    root = _checkpoints_of(out)
     if which is None:
         found = published(root)
         if not found:
@@ -417,13 +454,13 @@ def _path(which: str | None, out: Path) -> Path:
         return found[-1]
     step = _step(which)
     path = Path(which) if step is None else root / step_name(step)
-    if not path.is_dir():
+    if not (path.is_dir() if isinstance(path, Path) else (path / MANIFEST).is_file()):
         known = ", ".join(p.name for p in published(root)) or "none"
         raise CheckpointError(f"{path} is not there; the checkpoints of {root} are: {known}")
     return path
 
 
-def _opened(path: Path) -> "Checkpoint":
+def _opened(path: "Location") -> "Checkpoint":
     from trivium.checkpoint.load import Checkpoint
 
     checkpoint = Checkpoint.open(path)

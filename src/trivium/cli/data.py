@@ -34,7 +34,7 @@ from trivium.progress import Progress
 from trivium.provenance import fingerprint, read_stamp
 from trivium.redact import redact
 from trivium.stores.folder import download, upload
-from trivium.stores.remote import Remote
+from trivium.stores.remote import Remote, is_object_store
 from trivium.tokens.manifest import never_read, read_tokens_manifest
 from trivium.training.lineage import trace as lineage
 from trivium.training.record import Record, read_record
@@ -307,8 +307,8 @@ def pull(
 
 def _store(url: str) -> Remote:
     named = path_or_url(url, "URL")
-    if not isinstance(named, str):
-        raise ConfigError(f"{url} is a path; give a URL as s3://BUCKET/NAME")
+    if not isinstance(named, str) or not is_object_store(url):
+        raise ConfigError(f"URL {redact(url)} names no object store; give one as s3://BUCKET/NAME, or copy the folder")
     return Remote(named)
 
 

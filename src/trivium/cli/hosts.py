@@ -17,8 +17,10 @@ from trivium.config import build, to_tree
 from trivium.errors import ConfigError
 from trivium.plan.plan import Plan
 from trivium.planner.fastest import for_hosts
+from trivium.stores.remote import Location
 from trivium.training.metrics import warn
 from trivium.training.rank import observer_classes
+from trivium.training.record import checkpoints_of
 from trivium.training.supervision.agent import Agent, Elastic, Fit
 from trivium.training.supervision.preemption import listening
 from trivium.training.supervision.rendezvous import GROW, Rendezvous, Round, knock, read_host
@@ -59,7 +61,7 @@ def train_on_hosts(run: Run, counts: str, stage: Stage, join: Callable[[Run], No
         supervision=supervision,
         rank=partial(_rank, run, stage, join, folder),
         fit=partial(_fit, run, most, least),
-        saved=partial(_saved, run),
+        saved=partial(_saved, checkpoints_of(run.at.folder(stage.folder), run.config.training.store)),
         finished=lambda: state_of(stage, run) == "current",
     )
     observer_classes()  # imported before ranks are forked
@@ -119,5 +121,5 @@ def _fit(run: Run, most: int, least: int, hosts: int) -> Fit | None:
     return None if found is None else Fit(found[0], to_tree(found[1]), found[2])
 
 
-def _saved(run: Run) -> int:
-    return max((step_of(path.name) or 0 for path in published(run.at.checkpoints)), default=-1)
+def _saved(checkpoints: Location) -> int:
+    return max((step_of(path.name) or 0 for path in published(checkpoints)), default=-1)

@@ -183,6 +183,11 @@ def _begun_with(directory: Path) -> Mapping[str, Any]:
     return read_result(directory / STARTED) if (directory / STARTED).is_file() else {}
 
 
+def belongs(stage: Stage, run: Run, directory: Path) -> bool:
+    """Whether the work that was begun in a folder is that of this run, so that it could be resumed."""
+    return not _changed(stage, run, _begun_with(directory))
+
+
 def _changed(stage: Stage, run: Run, before: Mapping[str, Any]) -> list[str]:
     """Return why work that was begun with `before` cannot be resumed: a `field: there -> here` line for each change."""
     if "config" not in before:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -40,7 +41,7 @@ from trivium.cli.price import NOTHING_DONE, AnyMachine, Gpus, dry_run_lines, hos
 from trivium.cli.run_config import Given, RunConfig, resolve
 from trivium.cli.settings import App, shows
 from trivium.cli.show import layout_text, say
-from trivium.cli.stage import STARTED, TRAINS, Gone, Result, Run, Stage, State, perform, state_of
+from trivium.cli.stage import STARTED, TRAINS, Gone, Result, Run, Stage, State, belongs, perform, state_of
 from trivium.cli.tokenize import check_batch, check_vocabulary, never_read_lines
 from trivium.cli.train_data import prepare, tokens_at
 from trivium.config import Tree, as_value, leaves, to_tree, written
@@ -48,9 +49,10 @@ from trivium.cost.estimate import estimate
 from trivium.errors import CheckpointError, ConfigError, DataError
 from trivium.plan.plan import Plan
 from trivium.progress import Progress
+from trivium.provenance import STAMP
 from trivium.redact import redact
 from trivium.report.ranks import Alike, alike
-from trivium.stores.folder import download, published_files
+from trivium.stores.folder import continues, download, published_files
 from trivium.stores.remote import Location, Remote
 from trivium.training.record import recipe_of
 from trivium.units import counted, format_bytes, format_count
@@ -159,13 +161,13 @@ def train(asked: Asked) -> None:
         return
     if weights is not None:
         bring(run, weights)
+    _bring_records(run)
     if asked.hosts is not None and not under_torchrun(os.environ):
         from trivium.cli.hosts import train_on_hosts
 
         refuse_given({"--redo": redo}, "it begins anew; run it once without --hosts, or set the run directory aside")
         train_on_hosts(run, asked.hosts, TRAIN, partial(join, redo=False))
         return
-    _bring_records(run)
     perform(TRAIN, run, redo=redo)
 
 
@@ -357,14 +359,31 @@ def _checkpoints(run: Run) -> Location:
 
 
 def _bring_records(run: Run) -> None:
-    """Bring the records of a training at the URL of `training.store` into a run directory that has none."""
+    """Bring the records of a training at the URL of `training.store` into a run directory that has none, or that lacks
+    what was recorded since this training went on elsewhere."""
     from trivium.training.record import RECORDS
 
     folder, store = run.at.folder(TRAIN.folder), run.config.training.store
-    if store is None or (folder / STARTED).is_file() or not published_files(url := Remote(store) / RECORDS):
+    if store is None or not published_files(url := Remote(store) / RECORDS):
         return
+    if (folder / STARTED).is_file() and not _went_on_at(url, run):
+        return
+    (folder / STAMP).unlink(missing_ok=True)  # of the end that the training had here
     download(url, folder)
     say(f"  brought the records of {url} into {folder}")
+
+
+def _went_on_at(url: Remote, run: Run) -> bool:
+    """Whether the training in the run directory has published records that the run directory lacks. The file of events
+    tells, because lines are only ever appended to it."""
+    from trivium.training.metrics import EVENTS
+
+    folder = run.at.folder(TRAIN.folder)
+    if continues(folder / EVENTS, url):
+        return False
+    with TemporaryDirectory() as copy:
+        download(url, Path(copy), published_files(url).keys() & {STARTED})
+        return all(belongs(TRAIN, run, place) for place in (folder, Path(copy)))
 
 
 def _refuse_others_store(run: Run) -> None:

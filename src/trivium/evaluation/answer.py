@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from trivium.checkpoint.format import published
+from trivium.checkpoint.format import published, refuse_at_url
 from trivium.checkpoint.load import Checkpoint
 from trivium.comms.collectives import sum_over_ranks_
 from trivium.comms.launch import ALONE
@@ -151,6 +151,7 @@ def checkpoint_in(place: Path) -> Path:
     """Return `place` if it is a checkpoint, otherwise the newest checkpoint in it. Raises CheckpointError."""
     if (place / "manifest.json").is_file():
         return place
+    refuse_at_url(place.parent.parent)
     found = published(place)
     if not found:
         raise CheckpointError(f"{place} holds no checkpoint; train first, or name a step's directory")

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from trivium.checkpoint.format import published
+from trivium.checkpoint.format import published, refuse_at_url
 from trivium.checkpoint.load import Checkpoint
 from trivium.errors import CheckpointError, DataError
 from trivium.families.common.hf_config import is_adapter_folder, is_model_folder
@@ -109,6 +109,7 @@ def _native(place: Path, tokenizer: Path | None) -> Target:
     if (place / "manifest.json").is_file():
         found: tuple[Path, ...] = (place,)
     else:
+        refuse_at_url(place)
         folders = (place / _OF_A_RUN, place / _IMPORTED, place)
         found = next((tuple(checkpoints) for each in folders if (checkpoints := published(each))), ())
     if not found:

@@ -13,31 +13,46 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Annotated
 
-from trivium.errors import MachineError, TriviumError
+from pydantic import Field
+
+from trivium.config import Config, build, to_tree
+from trivium.errors import ConfigError, MachineError, TriviumError
 from trivium.stores.remote import Remote
 from trivium.units import shown
-from trivium.untrusted import parse_json
+from trivium.untrusted import parse_json, read_text
 
 RENEW_SECONDS = 30.0
 STALE_SECONDS = 120.0  # after which a lease that was not renewed has expired
 POLL_SECONDS = 5.0
-_NAME = re.compile(r"lease-(\d{8})\.json")
+_NAME = re.compile(r"lease-(\d{8,})\.json")
+
+
+class _Claim(Config):
+    """What the job of a lease says of itself. processes: see `_processes`. Times are seconds since the epoch."""
+
+    pid: Annotated[int, Field(ge=1, le=2**31 - 1)]
+    host: str
+    processes: str
+    started: float
+    renewed: float
 
 
 @contextmanager
 def holding_store(folder: Remote, warn: Callable[[str], None]) -> Iterator[None]:
     """Hold a run at a URL, and renew its lease in a thread. Raises MachineError with pid and host of another job that
-    does; waits until the lease of a job is renewed or expires, unless that job gave it back or ended on this host."""
+    does; waits until the lease of a job is renewed or expires, unless that job gave it back, or is known to have ended:
+    it ran in the same PID namespace."""
     number, text = _newest(folder)
     if text and not _has_ended(text):
         _wait_for_expiry(folder, number, text, warn)
     own, begun = folder / f"lease-{number + 1:08d}.json", time.time()
+    here = {"pid": os.getpid(), "host": socket.gethostname(), "processes": _processes()}
 
     def claim() -> bytes:
-        return json.dumps(
-            {"pid": os.getpid(), "host": socket.gethostname(), "started": begun, "renewed": time.time()}
-        ).encode()
+        return json.dumps(to_tree(_Claim(started=begun, renewed=time.time(), **here))).encode()
 
     first = claim()
     if not own.create(first) or own.read() != first:
@@ -114,27 +129,33 @@ def _newest(folder: Remote) -> tuple[int, bytes]:
 
 
 def _has_ended(text: bytes) -> bool:
-    """Whether the job of a lease ran on this host and has ended."""
+    """Whether the job of a lease ran among the processes that this one can see, and has ended."""
     holder = _holder(text)
-    if holder is None or holder[1] != socket.gethostname():
+    if holder is None or not holder.processes or holder.processes != _processes():
         return False
     try:
-        os.kill(holder[0], 0)
+        os.kill(holder.pid, 0)
     except ProcessLookupError:
         return True
     except PermissionError:
         return False
-    return holder[0] == os.getpid()
+    return holder.pid == os.getpid()
 
 
-def _holder(text: bytes) -> tuple[int, str] | None:
-    try:
-        found = parse_json(text)
-        return int(found["pid"]), str(found["host"])
-    except (ValueError, KeyError, TypeError):
-        return None
+def _processes() -> str:
+    """Return a text that is equal for jobs in which a process ID stands for the same process: those in one PID
+    namespace of one boot. It is empty where the system does not tell. Containers may have equal host names."""
+    with suppress(OSError):
+        return f"{read_text('/proc/sys/kernel/random/boot_id').strip()} {Path('/proc/self/ns/pid').readlink()}"
+    return ""
+
+
+def _holder(text: bytes) -> _Claim | None:
+    with suppress(ValueError, ConfigError):
+        return build(_Claim, parse_json(text))
+    return None
 
 
 def _described(text: bytes) -> str:
     holder = _holder(text)
-    return "another job" if holder is None else f"pid {holder[0]} on {shown(holder[1])}"
+    return "another job" if holder is None else f"pid {holder.pid} on {shown(holder.host)}"

@@ -55,6 +55,10 @@ class Remote:
         """Whether there is an object."""
         return self.size() is not None
 
+    def contains(self, data: bytes) -> bool:
+        """Whether there is an object with this content. One of another size is not read."""
+        return self.size() == len(data) and self.read() == data
+
     def sizes(self) -> dict[str, int]:
         """Return the bytes of the objects in a folder by name; empty if there are none."""
         return {name: int(info["size"]) for name, info in self._listed() if info["type"] != "directory"}
@@ -136,6 +140,11 @@ class Remote:
 
         for name in names:
             patiently(f"{self.url}/{name}", lambda name=name: gone(name), "deleted")
+
+
+def is_object_store(url: str) -> bool:
+    """Whether a URL names a store that other processes and machines can reach."""
+    return url.partition("://")[0] not in ("file", "local", "memory")
 
 
 Location = Path | Remote

@@ -2,10 +2,11 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from trivium.config import MAX_COUNT, Config, NotNegative, Positive, Short
 from trivium.objectives.config import ObjectiveConfig
+from trivium.stores.remote import is_object_store
 from trivium.units import listed
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -157,3 +158,13 @@ class TrainingConfig(Config):
     # whether each file of a checkpoint is read again after it was written. by size: if it has at most 1 GiB
     read_back: Literal["always", "never", "by size"] = "by size"
     profile: ProfileConfig = ProfileConfig()
+
+    @field_validator("store")
+    @classmethod
+    def _is_object_store(cls, url: str | None) -> str | None:
+        if url is not None and not is_object_store(url):
+            raise ValueError(
+                "it must be the URL of an object store, as s3://BUCKET/RUN; to save in a folder, set "
+                "training.store=null and name the folder with --out"
+            )
+        return url

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trivium.comms.launch import Place
-from trivium.errors import Preempted, TriviumError
+from trivium.errors import DataError, Preempted, TriviumError
 from trivium.training.config import Supervision
 from trivium.training.metrics import EVENTS, append_event, read
 from trivium.training.supervision import agent as agents
@@ -54,6 +54,8 @@ class Job:
                 if place.rank == 0:
                     append_event(self.folder / "training", {"event": "preempted", "step": 1})
                 raise Preempted("saved")
+            if (self.folder / f"refuse-{me}-{found.number}").exists():
+                raise DataError("the tokens are damaged")
             if (self.folder / f"fail-{me}-{found.number}").exists():
                 append_event(self.folder / "training", {"event": "rank failed", "host": me, "step": 1})
                 os._exit(1)
@@ -136,6 +138,16 @@ def test_host_whose_rank_fails_twice_without_progress_is_left_out(job: Job) -> N
     assert [event["host"] for event in events(job, "host left out")] == ["b"]
     job.wait_for(lambda: "b" in job.ended)
     assert isinstance(job.ended["b"], LeftOut) and "b.out" in str(job.ended["b"])
+
+
+def test_error_that_ended_the_job_does_not_end_it_again_after_it_was_repaired(job: Job) -> None:
+    job.start("a", "b", "c")
+    job.wait_for_round(1, "a", "b", "c")
+    job.tell("refuse-a-1")
+    job.wait_for(lambda: set(job.ended) == {"a", "b", "c"})
+    assert all(isinstance(error, DataError) for error in job.ended.values())
+    job.start("b", "c", "a")  # the others have read what a said before a begins
+    job.wait_for_round(2, "a", "b", "c")
 
 
 def test_progress_renews_the_budget_and_its_end_ends_the_job(job: Job) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trivium.errors import MachineError
+from trivium.errors import DataError, MachineError
 from trivium.provenance import write_json
 from trivium.training.supervision.rendezvous import Host, Rendezvous, Round, blamed, in_order, led
 
@@ -39,6 +39,17 @@ def test_only_one_host_creates_a_round(tmp_path: Path) -> None:
     assert [one.create(met("two", "one")), two.create(met("two"))] == [True, False]
     assert two.newest().names == ("two", "one")  # in the order of the ranks
     one.close(), two.close()
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "[]", "7", '{"name": '])
+def test_file_that_is_no_host_is_ignored_and_a_damaged_round_is_named(tmp_path: Path, text: str) -> None:
+    here = Rendezvous(tmp_path, 15.0, "here")
+    (tmp_path / "backup.json").write_text(text)
+    assert set(here.look()) == {"here"}
+    (tmp_path / "round-00003.json").write_text(text)
+    with pytest.raises(DataError, match=r"round-00003.json is damaged .*delete .*round-\*.json"):
+        here.newest()
+    here.close()
 
 
 def test_host_is_alive_only_while_its_file_changes(tmp_path: Path) -> None:

@@ -82,11 +82,12 @@ class Agent:
     requests: Requests
     _events: list[dict[str, Any]] = field(default_factory=list)  # not yet written
     _fits: dict[int, Fit | None] = field(default_factory=dict)
+    _round_at_start: int = 0  # the newest one when this agent began
 
     def run(self) -> None:
         """Take part until the training is finished. Raises Preempted if this host was asked to leave, and the error
         that ended the job."""
-        done = self.meeting.newest().number
+        done = self._round_at_start = self.meeting.newest().number
         self.meeting.say(round=done)
         try:
             while True:
@@ -279,7 +280,10 @@ class Agent:
             raise self.requests.preempted(f"received {self.requests.asked}; this host leaves the job")
 
     def _refuse_after_others(self, newest: Round) -> None:
-        """Raise the error with which another member of the newest round ended the job."""
+        """Raise the error with which another member of the newest round ended the job. What ended it before this agent
+        began may have been repaired since."""
+        if newest.number <= self._round_at_start:
+            return
         for name, life in newest.members.items():
             host = read_host(self.meeting.folder / f"{name}.json")
             if host is not None and host.life == life and host.state == "failed" and host.code in NOT_WORTH_REPEATING:

@@ -21,7 +21,7 @@ from pydantic import Field
 from trivium.checkpoint.near import receive
 from trivium.comms.route import addresses
 from trivium.config import Config, NotNegative, build
-from trivium.errors import ConfigError, MachineError
+from trivium.errors import ConfigError, DataError, MachineError
 from trivium.provenance import write_json
 from trivium.untrusted import read_json
 
@@ -152,7 +152,14 @@ class Rendezvous:
         numbers = [int(found[1]) for path in self.folder.glob("round-*.json") if (found := _ROUND.fullmatch(path.name))]
         if not numbers:
             return BEFORE_THE_FIRST
-        return build(Round, read_json(self._file(max(numbers))))
+        path = self._file(max(numbers))
+        try:
+            return build(Round, read_json(path))
+        except (ValueError, ConfigError) as error:
+            raise DataError(
+                f"{path} is damaged ({error}); end the job on all hosts, delete {self.folder}/round-*.json, and start "
+                f"it again"
+            ) from None
 
     def create(self, round: Round) -> bool:
         """Create the file of a round; return whether this host was the first to do so."""
@@ -190,7 +197,7 @@ class Rendezvous:
             while not self._over.wait(BEAT_SECONDS):
                 reaches: tuple[str, ...] = ()
                 if self.me.state == "waiting":
-                    with suppress(OSError, ConfigError):
+                    with suppress(OSError, DataError):
                         order = in_order(self._alive, self.newest())
                         found = pool.map(self.address_of, order[:MAX_LEADER_CANDIDATES])
                         reaches = tuple(host.name for host, at in zip(order, found, strict=False) if at)
