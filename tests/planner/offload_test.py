@@ -1,11 +1,12 @@
 """Offload in the planner: its price, the memory of hosts, and when a search tries it."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 
-from trivium.config import to_tree
+from trivium.config import build, merge, to_tree
 from trivium.cost.estimate import estimate
 from trivium.cost.hardware import Link, Machine, machine_named
 from trivium.cost.memory import memory_of_rank
@@ -40,6 +41,24 @@ def test_on_a_slow_link_a_step_takes_as_long_as_the_copies() -> None:
     assert price.parts.optimizer == pytest.approx(state / slow, rel=1e-3)
     hidden = estimate(GPT, H100).parts
     assert price.parts.host_copies + hidden.compute == pytest.approx(2 * kept / slow, rel=1e-3)
+
+
+@pytest.mark.parametrize("recompute", [{"mode": "none"}, {"mode": "attention"}, {"mode": "layer"}], ids=str)
+def test_only_activations_that_are_kept_are_copied(recompute: dict[str, Any]) -> None:
+    slow = linked(1e6)
+    plan = build(Plan, merge(to_tree(BOTH), {"recompute": recompute}))
+    micro_batches, memory = plan.batch.micro_batches(plan.layout), memory_of_rank(plan, plan.layout.coordinate(0))
+    optimizer = memory_of_rank(plan.model_copy(update={"offload": NO_OFFLOAD}), plan.layout.coordinate(0)).optimizer
+    copies = 2 * (memory.host - optimizer) * micro_batches / slow.host_bandwidth
+    for method in ("simulated", "closed form"):
+        parts = estimate(plan, slow, method=method).parts
+        hidden = copies - parts.host_copies
+        assert 0 < hidden <= parts.compute, f"{method}: work hides at most as much as it takes"
+
+
+def test_a_pass_that_only_scores_copies_no_activations() -> None:
+    plain, away = (estimate(plan, linked(1e9), forward_passes=1).parts for plan in (GPT, BOTH))
+    assert away.forward_passes == pytest.approx(plain.forward_passes) and away.host_copies > 0
 
 
 @pytest.mark.parametrize("share", [0.5, 1.0])

@@ -120,8 +120,12 @@ def stage_pieces(
     """
     numbers = np.arange(len(layers))
     first, last = numbers == 0, numbers == len(layers) - 1
-    forward = kept.layer_forward.times(layers)
-    backward = again.layer_backward.times(recomputed).plus(kept.layer_backward.times(layers - recomputed))
+
+    def of_layers(of_again: Piece, of_kept: Piece) -> Piece:
+        return of_again.times(recomputed).plus(of_kept.times(layers - recomputed))
+
+    forward = of_layers(again.layer_forward, kept.layer_forward)
+    backward = of_layers(again.layer_backward, kept.layer_backward)
     return (
         forward.plus(kept.embedding_forward.times(first)).plus(kept.head_forward.times(last)),
         backward.plus(kept.embedding_backward.times(first)).plus(kept.head_backward.times(last)),
