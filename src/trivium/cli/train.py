@@ -80,6 +80,7 @@ CHANGEABLE_PLAN = (
     "partition",
     "zero",
     "recompute",
+    "offload",
     "sequence_parallel",
     "context_attention",
     "row_chunks",
