@@ -361,7 +361,8 @@ def _layer_gathers(at: Setting, forward: Number, backward: Number) -> tuple[Numb
     if np.any(experts):
         group = case.expert_sharers, at.strides.expert_sharers
         of_experts = _sharded_seconds(at, experts, EXPERT_MATRICES, *group)
-        gather, scatter = gather + of_experts[0], scatter + of_experts[1]
+        apart = np.asarray(experts) > 0  # Other plans of the case may have no collectives of experts.
+        gather, scatter = gather + apart * of_experts[0], scatter + apart * of_experts[1]
     if at.stack.gathers_by_parameter:
         again = recomputed_share(case) * (np.asarray(case.recompute) == LAYER)
         return np.where(asked, gather, 0.0), np.where(asked, (1 + again) * gather + scatter, 0.0)
