@@ -7,9 +7,10 @@ import pytest
 from cost.plans import small
 from planner.searches import HERE, MEGATRON, MT_NLG_PLAN, SELENE, mt_nlg_search, small_search, subject_of
 from trivium.cost.estimate import estimate
-from trivium.cost.hardware import this_machine
+from trivium.cost.hardware import machine_named, this_machine
 from trivium.cost.memory import worst_rank
 from trivium.errors import ConfigError
+from trivium.plan.plan import Plan
 from trivium.plan.precision import Precision
 from trivium.planner import pricing
 from trivium.planner.config import SearchSpace
@@ -149,6 +150,17 @@ def test_the_memory_of_every_row_is_that_of_its_plans_worst_rank():
         held = memory_bytes(candidates.take(rows))
         expected = [worst_rank(candidates.plan_at(int(row)))[1].total for row in rows]
         assert held.tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_plans_of_different_layers_that_a_search_ranks_fit_and_cost_what_each_costs_alone():
+    tight = machine_named("dgx-h100").model_copy(update={"memory_bytes": 50_000_000_000})
+    plan = Plan.from_preset("deepseek-v2-lite", "model.sequence=4096", "batch.sequences=256", "compiled=true")
+    space = SearchSpace(context=(1,), micro=(4,), schedules=("1f1b", "interleaved"), finalists=8)
+    winners = search(Subject.of(plan), tight, 8, space).ranking.winners(20)
+    prices = [estimate(winner.plan, tight) for winner in winners]
+    assert winners and all(price.fits for price in prices)
+    assert [w.memory_bytes for w in winners] == pytest.approx([price.memory.total for price in prices])
+    assert [w.seconds for w in winners] == pytest.approx([price.seconds for price in prices], rel=1e-12)
 
 
 def test_for_mt_nlg_the_search_keeps_tensor_inside_the_node_and_beats_the_published_choice():

@@ -94,7 +94,7 @@ def _rank_counts(devices: int) -> list[int]:
 def _best(plan: Plan, machine: Machine, ranks: int, space: SearchSpace) -> tuple[Plan, Winner] | None:
     """Return the fastest plan of `ranks` ranks to which the training can move, or None if there is none."""
     try:
-        # A plan keeps its own way to run, except that CUDA graphs are left where the layout or the offload forbids them.
+        # A plan keeps its own way to run, except that CUDA graphs stop where the new layout forbids them.
         by_time = {"objective": "time", "compiled": (plan.compiled,), "cuda_graphs": (plan.cuda_graphs,)}
         ranking = best_search(plan, machine, ranks, space.model_copy(update=by_time)).ranking
     except ConfigError:  # no layout of `ranks` ranks is legal

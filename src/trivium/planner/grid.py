@@ -55,6 +55,12 @@ class Subject:
         ]
 
     @property
+    def has_equal_layers(self) -> bool:
+        """Whether the mean layer of the model, with its optimizer state, is every layer. Otherwise the costs of many
+        plans at once are approximate."""
+        return len(self.model.counted_layers) == 1 and not self.optimizer.groups and not self.model.adapters
+
+    @property
     def rings(self) -> bool:
         """Whether activations may go round a ring of tensor ranks that divide the positions."""
         return not ring_problems(self.precision, self.messages)
