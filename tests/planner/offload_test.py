@@ -14,6 +14,7 @@ from trivium.plan.offload import NO_OFFLOAD, Offload
 from trivium.plan.plan import Plan
 from trivium.planner.config import SearchSpace
 from trivium.planner.search import best_search
+from trivium.planner.search_text import winner_tree
 
 H100 = machine_named("dgx-h100")
 GPT = Plan.from_preset("gpt-1.3b", "precision.weights=bf16", "layout.data=1", "batch.sequences=64")
@@ -78,6 +79,7 @@ def test_a_search_offloads_only_where_nothing_fits_without() -> None:
     price = estimate(found.chosen.plan, H100)
     assert found.chosen.plan.offload.optimizer == 1.0 and price.fits
     assert price.seconds == pytest.approx(found.chosen.seconds, rel=1e-6)
+    assert winner_tree(found.chosen)["offload"] == to_tree(found.chosen.plan.offload)
     without = best_search(LARGE, H100, 1, SPACE.model_copy(update={"offload": (0.0,)}))
     assert not len(without.ranking.order), "a space without offload has none"
 
