@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 from itertools import pairwise
 
@@ -6,6 +7,7 @@ import pytest
 
 from cost.plans import small
 from planner.searches import HERE, MEGATRON, MT_NLG_PLAN, SELENE, mt_nlg_search, small_search, subject_of
+from trivium.config import build, merge, to_tree
 from trivium.cost.estimate import estimate
 from trivium.cost.hardware import machine_named, this_machine
 from trivium.cost.memory import worst_rank
@@ -266,3 +268,20 @@ def test_a_contradictory_model_is_refused_before_anything_is_searched():
     with pytest.raises(ConfigError, match="multiple of plan.model.heads"):
         search(Subject(model, 1920, Precision()), SELENE, 2240)
     assert subject_of(MT_NLG_PLAN).sequences == 1920
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"optimizer": {"groups": [{"match": "layers.*.weight", "rule": "muon"}]}},
+        {"messages": {"weights": "int8"}, "precision": {"weights": "fp64"}},
+        {"precision": {"weights": "bf16", "float8": {"recipe": "row", "gathered": True}}},
+        {"precision": {"weights": "bf16", "float8": {"keep": ["nothing"]}}},
+    ],
+    ids=str,
+)
+def test_settings_that_no_plan_accepts_are_refused_before_a_search(settings):
+    plan = build(Plan, merge(to_tree(small()), settings))
+    (problem,) = plan.check()
+    with pytest.raises(ConfigError, match=re.escape(problem)):
+        search(subject_of(plan), HERE, 8)
