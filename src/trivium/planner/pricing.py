@@ -159,12 +159,21 @@ class Ranking:
         return int(places[0]) + 1 if len(places) else None
 
 
-def price(candidates: Candidates, machine: Machine, memory_limit: float, space: SearchSpace) -> Priced:
-    """Price all plans, each with the least recomputation that fits in `memory_limit` bytes."""
+def leanest(
+    candidates: Candidates, machine: Machine, memory_limit: float, space: SearchSpace
+) -> tuple[Candidates, Figures, Column]:
+    """Return all plans, each with the least recomputation that fits in `memory_limit` bytes, the bytes of their worst
+    ranks, and the rows that fit, also on their hosts."""
     candidates, memory = as_lean_as_needed(candidates, memory_limit, space)
     fitting = np.flatnonzero(memory <= memory_limit)
     if candidates.subject.offload.is_used:
         fitting = fitting[_hosts_hold(candidates.take(fitting), memory[fitting], machine, space)]
+    return candidates, memory, fitting
+
+
+def price(candidates: Candidates, machine: Machine, memory_limit: float, space: SearchSpace) -> Priced:
+    """Price all plans, each with the least recomputation that fits in `memory_limit` bytes."""
+    candidates, memory, fitting = leanest(candidates, machine, memory_limit, space)
     schedule = candidates.grid["schedule"][fitting]
     stack = executing(machine, compiled=candidates.subject.compiled)
     parts, busy = step(take(candidates.case, fitting), machine, stack, schedule=schedule)

@@ -19,12 +19,14 @@ from trivium.planner.pricing import Ranking, Winner, price, rank
 from trivium.planner.ties import NOTHING, Choice, simplest
 
 SHARES = (0.0, 0.5, 1.0)  # of what the host keeps, which are tried where nothing fits without
+MOST_OFFLOAD = Offload(optimizer=1.0, activations=1.0)
 
 
 @dataclass(frozen=True, eq=False)
 class Found:
     """The result of a search: legal and rejected plans, and the ranking of those that fit. choice: the chosen plan.
-    others: rankings of the same plans, compiled and recorded otherwise."""
+    others: rankings of the same plans, compiled and recorded otherwise. offloads: what hosts kept in plans that were
+    tried."""
 
     subject: Subject
     machine: Machine
@@ -34,6 +36,7 @@ class Found:
     ranking: Ranking
     choice: Choice = NOTHING
     others: tuple[Ranking, ...] = ()
+    offloads: tuple[Offload, ...] = (NO_OFFLOAD,)
 
     @property
     def chosen(self) -> Winner:
@@ -55,7 +58,7 @@ def search(subject: Subject, machine: Machine, ranks: int, space: SearchSpace | 
     if not len(enumerated.candidates):
         raise ConfigError(_no_legal_plan(subject, machine, ranks, space, enumerated))
     ranking = _ranking(enumerated.candidates, machine, ranks, space)
-    return Found(subject, machine, ranks, space, enumerated, ranking, _choice([ranking]))
+    return Found(subject, machine, ranks, space, enumerated, ranking, _choice([ranking]), offloads=(subject.offload,))
 
 
 def best_search(
@@ -82,7 +85,8 @@ def best_search(
     same[choice.ranking] = False
     rest = tuple(ranking for ranking, is_same in zip(rankings, same, strict=True) if is_same)
     enumerated = replace(found.enumerated, candidates=best)
-    return Found(best.subject, machine, ranks, space, enumerated, rankings[choice.ranking], choice, rest)
+    offloads = tuple(dict.fromkeys(each.subject.offload for each in every))
+    return Found(best.subject, machine, ranks, space, enumerated, rankings[choice.ranking], choice, rest, offloads)
 
 
 def _subjects(plan: Plan, machine: Machine, space: SearchSpace, away: Mapping[str, float]) -> list[Subject]:
