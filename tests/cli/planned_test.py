@@ -66,6 +66,17 @@ def test_a_layout_that_needs_the_host_is_written_with_its_offload(
     assert f": {format_seconds(price.seconds)}, " in told[0], "the plan is priced with the offload that it has"
 
 
+def test_a_stated_false_keeps_activation_functions_out_of_the_search(told, tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text("base: workstation\nname: small\nmemory_bytes: 29000000000\n")
+    sets = (*QUICK, f"machine={tmp_path}/small.yaml")
+    free, kept = (
+        resolve(planned(Given("gpt-1.3b", (*sets, *more)), 1, None, told.append)).checked()
+        for more in ((), ("plan.recompute.activation_function=false",))
+    )
+    assert free.plan.recompute.activation_function and not kept.plan.recompute.activation_function
+    assert estimate(kept.plan, machine_of(kept.machine)).fits
+
+
 @pytest.mark.parametrize(("setting", "expert"), [("search.expert=[1]", 1), ("plan.layout.expert=4", 4)])
 def test_the_degree_of_expert_parallelism_is_that_of_the_search(told, setting: str, expert: int) -> None:
     batch = ("plan.model.sequence=4096", "plan.batch.sequences=256")

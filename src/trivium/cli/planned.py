@@ -37,8 +37,9 @@ _SEARCHED = {
     "plan.compiled": "compiled",
     "plan.cuda_graphs": "cuda_graphs",
 }
+_FUNCTION_AGAIN = "plan.recompute.activation_function"
 # Further fields that a search chooses: the space has no list of values for each of them alone.
-_CHOSEN = ("plan.recompute.activation_function", "plan.offload.optimizer", "plan.offload.activations")
+_CHOSEN = (_FUNCTION_AGAIN, "plan.offload.optimizer", "plan.offload.activations")
 # Fields that a search leaves alone, and that would contradict another layout than their own.
 _RESET: Mapping[str, Any] = {"plan.rows": None, "plan.partition.layers": None, "plan.row_chunks": 1}
 
@@ -64,7 +65,9 @@ def planned(given: Given, gpus: int | None, out: Path | None, tell: Callable[[st
 
 def pinned(stated: Mapping[str, Any]) -> Tree:
     """Return the restrictions of a search to the choices that the user made. stated: values of overrides by path."""
-    return {_SEARCHED[path]: [value] for path, value in stated.items() if path in _SEARCHED}
+    # A search may always leave activation functions alone; it recomputes them only where it must.
+    never = {"activation_function": False} if stated.get(_FUNCTION_AGAIN) is False else {}
+    return never | {_SEARCHED[path]: [value] for path, value in stated.items() if path in _SEARCHED}
 
 
 def _kept(wanted: RunConfig, gpus: int, out: Path | None) -> Plan | None:
