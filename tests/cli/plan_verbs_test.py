@@ -10,7 +10,7 @@ import yaml
 
 from cli.main_test import imported, trivium
 from trivium.cli import main as entry
-from trivium.cli.plan_estimate import Asked, seconds_by_batch, tell, tree, with_batch
+from trivium.cli.plan_estimate import Asked, lines, seconds_by_batch, tell, tree, with_batch
 from trivium.cli.plan_measure import learned_from, probe_lines
 from trivium.cli.price import machine_of
 from trivium.cli.run_config import Given, resolve
@@ -19,6 +19,7 @@ from trivium.cost.estimate import estimate
 from trivium.errors import ConfigError, DataError
 from trivium.planner.probed import Compared, Probed
 from trivium.training.record import Record, write_record
+from trivium.units import counted
 
 
 def demo():
@@ -70,6 +71,15 @@ def test_a_training_and_its_failures_are_priced_together(call):
     losing = call(*asked, "--failures", "60", "2").stdout
     assert "1B tokens" in plain and "kWh" in plain and "Daly" not in plain
     assert "Young" in losing and "saving and failures add" in losing
+
+
+def test_the_data_of_an_estimate_have_every_figure_of_its_lines():
+    told = tell(demo(), machine_of("selene"), Asked("demo", failures=(60, 24)))
+    data, text = tree(told), "\n".join(lines(told))
+    assert told.near is not None and data["estimate"]["host_limit"] == told.parts.price.host_limit
+    assert data["near_copies"] == {"steps": told.near_steps, **told.near._asdict()}
+    assert f"near copies   every {counted(told.near_steps or 0, 'step')} " in text
+    assert tree(tell(demo(), machine_of("selene"), Asked("demo")))["near_copies"] is None
 
 
 def test_a_ramp_makes_a_training_longer_than_its_tokens_at_full_batch():

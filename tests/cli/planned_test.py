@@ -6,12 +6,15 @@ import pytest
 
 from trivium.cli import planned as planning
 from trivium.cli.planned import planned
+from trivium.cli.price import machine_of
 from trivium.cli.run_config import Given, resolve
 from trivium.config import to_tree
+from trivium.cost.estimate import estimate
 from trivium.errors import ConfigError
 from trivium.plan.layout import Layout
 from trivium.planner.this_host import Host
 from trivium.provenance import write_json
+from trivium.units import format_seconds
 
 QUICK = ("search.schedules=[1f1b]", "search.finalists=4", "search.micro=[1]", "search.context=[1]")
 
@@ -48,6 +51,38 @@ def test_what_the_user_sets_holds_and_the_search_keeps_to_it(told) -> None:
     sets = (*QUICK, "plan.layout.tensor=4", "plan.zero=0", "plan.compiled=false", "machine=selene")
     plan = resolve(planned(Given("llama-3-8b", sets), 16, None, told.append)).checked().plan
     assert plan.layout.tensor == 4 and plan.layout.world_size == 16 and plan.zero == 0 and not plan.compiled
+
+
+@pytest.mark.parametrize("stated", [{}, {"optimizer": 1.0}, {"activations": 1.0}], ids=str)
+def test_a_layout_that_needs_the_host_is_written_with_its_offload(
+    told, tmp_path: Path, stated: dict[str, float]
+) -> None:
+    (tmp_path / "small.yaml").write_text("base: workstation\nname: small\nmemory_bytes: 12000000000\n")
+    sets = (*QUICK, f"machine={tmp_path}/small.yaml", *(f"plan.offload.{name}={n}" for name, n in stated.items()))
+    config = resolve(planned(Given("gpt-1.3b", sets), 1, None, told.append)).checked()
+    assert config.plan.offload.is_used and stated.items() <= to_tree(config.plan.offload).items()
+    price = estimate(config.plan, machine_of(config.machine))
+    assert price.fits and told[0].count(f"{config.plan.offload.words};") == 1
+    assert f": {format_seconds(price.seconds)}, " in told[0], "the plan is priced with the offload that it has"
+
+
+def test_a_stated_false_keeps_activation_functions_out_of_the_search(told, tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text("base: workstation\nname: small\nmemory_bytes: 29000000000\n")
+    sets = (*QUICK, f"machine={tmp_path}/small.yaml")
+    free, kept = (
+        resolve(planned(Given("gpt-1.3b", (*sets, *more)), 1, None, told.append)).checked()
+        for more in ((), ("plan.recompute.activation_function=false",))
+    )
+    assert free.plan.recompute.activation_function and not kept.plan.recompute.activation_function
+    assert estimate(kept.plan, machine_of(kept.machine)).fits
+
+
+@pytest.mark.parametrize(("setting", "expert"), [("search.expert=[1]", 1), ("plan.layout.expert=4", 4)])
+def test_the_degree_of_expert_parallelism_is_that_of_the_search(told, setting: str, expert: int) -> None:
+    batch = ("plan.model.sequence=4096", "plan.batch.sequences=256")
+    given = planned(Given("mixtral-8x7b", (*QUICK, *batch, setting)), 64, None, told.append)
+    assert resolve(given).checked().plan.layout.expert == expert
+    assert (f", expert {expert}," in told[0]) is (expert > 1)
 
 
 def test_a_run_that_was_planned_keeps_its_layout(told, tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ def begun(tmp_path: Path):
         ("plan.zero=3",),
         ("plan.batch.micro=1",),
         ("plan.recompute.mode=layer",),
+        ("plan.offload.optimizer=0.5", "plan.offload.activations=1"),
         ("plan.row_chunks=2",),
         ("plan.sequence_parallel=true", "plan.overlap_tensor=true"),
         ("plan.layout.context=2", "plan.layout.data=1", "plan.context_attention=ulysses"),

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from trivium.cost.in_flight import interleaved_sums, peak_counts, peak_counts_of, put_off_counts, put_off_counts_of
-from trivium.plan.schedule import ScheduleName, make_schedule, parse_schedule
+from trivium.plan.schedule import Op, ScheduleName, make_schedule, parse_schedule
 
 CHUNKS: dict[ScheduleName, tuple[int, ...]] = {
     "gpipe": (1,),
@@ -23,8 +23,9 @@ def test_counts_by_arithmetic_are_those_read_off_the_table(name: ScheduleName, p
                 continue
             shape = {"pipeline": pipeline, "micro_batches": micro_batches, "chunks": chunks}
             table = make_schedule(name, **shape)
-            counts = peak_counts(name, **shape)
-            assert counts == tuple(peak_counts_of(row) for row in table), shape
+            for until in (Op.WEIGHT_GRADIENT, Op.INPUT_GRADIENT):
+                counts = peak_counts(name, **shape, until=until)
+                assert counts == tuple(peak_counts_of(row, until=until) for row in table), (until, shape)
             assert put_off_counts(name, **shape) == tuple(put_off_counts_of(row) for row in table), shape
 
 
@@ -46,6 +47,7 @@ def test_a_set_that_another_contains_is_left_out() -> None:
 def test_an_activation_is_held_until_its_weight_gradient_is_there() -> None:
     (row,) = parse_schedule(["F0.0 I0.0 F1.0 W0.0 I1.0 W1.0"])
     assert peak_counts_of(row) == ((2,),)
+    assert peak_counts_of(row, until=Op.INPUT_GRADIENT) == ((1,),), "the host keeps it until the input gradient is"
 
 
 def test_stages_of_one_rank_may_peak_at_different_times() -> None:

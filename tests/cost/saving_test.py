@@ -6,15 +6,16 @@ from chaos.scene import LAYOUTS, SEED, plan
 from trivium.comms.pretend import pretended
 from trivium.cost.hardware import machine_named
 from trivium.cost.saving import near_copy, saved_bytes
+from trivium.plan.offload import Offload
 from trivium.training.config import TrainingConfig
 from trivium.training.state import fragments
 from trivium.training.trainer import Trainer, adam_rule
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-@pytest.mark.parametrize("weights", ["fp64", "bf16"])
-def test_bytes_are_those_that_ranks_write(layout, weights: str) -> None:
-    of = plan(layout, weights=weights)
+@pytest.mark.parametrize(("weights", "away"), [("fp64", 0.0), ("bf16", 0.0), ("bf16", 1.0)])
+def test_bytes_are_those_that_ranks_write(layout, weights: str, away: float) -> None:
+    of = plan(layout, weights=weights).model_copy(update={"offload": Offload(optimizer=away)})
     written = []
     for rank in range(of.layout.world_size):
         with pretended(of.layout, rank) as mesh:

@@ -147,7 +147,9 @@ def check_both(place: Place, plans: list[Plan]) -> None:
         memory = memory_of_rank(away, mesh.at)
         assert run.peak_saved_bytes < before.peak_saved_bytes and run.peak_host_bytes > 0, away
         if not plan.model.adapters and plan.layout.expert == 1 and plan.precision.float8 is None:
+            on_host = with_offload(plan, activations=0.5)
             assert run.peak_saved_bytes == memory.activations, away
+            assert run.peak_host_bytes == memory_of_rank(on_host, mesh.at).host, away
         mesh.disconnect()
 
 
@@ -159,6 +161,7 @@ TOGETHER = {
     ],
     2: [
         tiny(pipeline=2, schedule="zb-h1", precision=BF16),
+        tiny(pipeline=2, chunks=2, schedule="zb-turns"),
         tiny(pipeline=2, chunks=2, schedule="zb-v"),
         tiny(data=2, expert=2, zero=2, model=EXPERTS),
     ],

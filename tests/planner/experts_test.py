@@ -58,10 +58,13 @@ def test_a_dense_model_is_searched_with_one_expert_degree():
     assert not any(family.law.startswith("expert") for family in whole.enumerated.rejected)
 
 
-def test_rows_of_a_search_cost_what_their_plans_cost():
-    every = found().ranking.priced.candidates
-    routed_rows = np.flatnonzero(every.grid["expert"] > 1)
-    some = every.take(np.random.default_rng(0).choice(routed_rows, 6, replace=False))
+@pytest.mark.parametrize("head", ["tied", "untied"])
+def test_rows_of_a_search_cost_what_their_plans_cost(head: str):
+    every = found(model={"head": head}).ranking.priced.candidates
+    expert, draw = every.grid["expert"], np.random.default_rng(0)
+    some = every.take(
+        np.concatenate([draw.choice(np.flatnonzero(rows), 6, replace=False) for rows in (expert > 1, expert == 1)])
+    )
     plans = [some.plan_at(row) for row in range(len(some))]
     assert memory_bytes(some).tolist() == pytest.approx([worst_rank(plan)[1].total for plan in plans], rel=1e-5)
     expected = [estimate(plan, H100).seconds for plan in plans]

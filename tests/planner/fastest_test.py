@@ -4,9 +4,10 @@ import pytest
 
 from trivium.cli.run_config import Given, resolve
 from trivium.cost.estimate import estimate
-from trivium.cost.hardware import this_machine
+from trivium.cost.hardware import machine_named, this_machine
+from trivium.plan.plan import Plan
 from trivium.planner.config import SearchSpace
-from trivium.planner.fastest import fastest
+from trivium.planner.fastest import fastest, for_hosts, of_hosts
 
 PLAN = resolve(Given("demo")).plan
 SAME = {"layout", "schedule", "rows", "partition", "zero", "recompute", "sequence_parallel", "batch"}
@@ -36,3 +37,21 @@ def test_a_training_in_the_fastest_layout_keeps_it() -> None:
     machine = this_machine(2, 8 << 30)
     best = fastest(PLAN, machine, SearchSpace()).plan
     assert fastest(best, machine, SearchSpace()).plan == best
+
+
+SPACE = SearchSpace(context=(1,), schedules=("1f1b",), finalists=4)
+SIZES = "precision.weights=bf16", "batch.sequences=8", "batch.ramp=null", "layout.data=4", "zero=1"
+RECORDED = Plan.from_preset("gpt-1.3b", *SIZES, "compiled=true", "cuda_graphs=true")
+SMALL = machine_named("workstation").model_copy(update={"memory_bytes": 12_000_000_000, "nodes": 4})
+
+
+def test_a_training_that_fits_only_with_offload_moves_to_fewer_hosts() -> None:
+    assert for_hosts(RECORDED, SMALL, (1, 1), 1, SPACE.model_copy(update={"offload": (0.0,)})) is None
+    found = for_hosts(RECORDED, SMALL, (1, 1), 1, SPACE)
+    assert found is not None and found[0] == 1
+    assert estimate(found[1], of_hosts(SMALL, 1, 1)).fits and found[1].offload.is_used and found[1].compiled
+
+
+def test_a_recorded_training_may_move_to_a_layout_that_no_graph_can_replay() -> None:
+    found = for_hosts(RECORDED, SMALL, (2, 2), 1, SPACE.model_copy(update={"zero": (3,)}))
+    assert found is not None and found[1].zero == 3 and not found[1].cuda_graphs and found[1].check() == []

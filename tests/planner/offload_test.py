@@ -1,11 +1,12 @@
 """Offload in the planner: its price, the memory of hosts, and when a search tries it."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 
-from trivium.config import to_tree
+from trivium.config import build, merge, to_tree
 from trivium.cost.estimate import estimate
 from trivium.cost.hardware import Link, Machine, machine_named
 from trivium.cost.memory import memory_of_rank
@@ -13,6 +14,7 @@ from trivium.plan.offload import NO_OFFLOAD, Offload
 from trivium.plan.plan import Plan
 from trivium.planner.config import SearchSpace
 from trivium.planner.search import best_search
+from trivium.planner.search_text import winner_tree
 
 H100 = machine_named("dgx-h100")
 GPT = Plan.from_preset("gpt-1.3b", "precision.weights=bf16", "layout.data=1", "batch.sequences=64")
@@ -42,6 +44,24 @@ def test_on_a_slow_link_a_step_takes_as_long_as_the_copies() -> None:
     assert price.parts.host_copies + hidden.compute == pytest.approx(2 * kept / slow, rel=1e-3)
 
 
+@pytest.mark.parametrize("recompute", [{"mode": "none"}, {"mode": "attention"}, {"mode": "layer"}], ids=str)
+def test_only_activations_that_are_kept_are_copied(recompute: dict[str, Any]) -> None:
+    slow = linked(1e6)
+    plan = build(Plan, merge(to_tree(BOTH), {"recompute": recompute}))
+    micro_batches, memory = plan.batch.micro_batches(plan.layout), memory_of_rank(plan, plan.layout.coordinate(0))
+    optimizer = memory_of_rank(plan.model_copy(update={"offload": NO_OFFLOAD}), plan.layout.coordinate(0)).optimizer
+    copies = 2 * (memory.host - optimizer) * micro_batches / slow.host_bandwidth
+    for method in ("simulated", "closed form"):
+        parts = estimate(plan, slow, method=method).parts
+        hidden = copies - parts.host_copies
+        assert 0 < hidden <= parts.compute, f"{method}: work hides at most as much as it takes"
+
+
+def test_a_pass_that_only_scores_copies_no_activations() -> None:
+    plain, away = (estimate(plan, linked(1e9), forward_passes=1).parts for plan in (GPT, BOTH))
+    assert away.forward_passes == pytest.approx(plain.forward_passes) and away.host_copies > 0
+
+
 @pytest.mark.parametrize("share", [0.5, 1.0])
 def test_many_plans_at_once_leave_the_bytes_of_each_alone(share: float) -> None:
     found = best_search(LARGE, H100, 8, SPACE.model_copy(update={"offload": (share,)}))
@@ -59,6 +79,7 @@ def test_a_search_offloads_only_where_nothing_fits_without() -> None:
     price = estimate(found.chosen.plan, H100)
     assert found.chosen.plan.offload.optimizer == 1.0 and price.fits
     assert price.seconds == pytest.approx(found.chosen.seconds, rel=1e-6)
+    assert winner_tree(found.chosen)["offload"] == to_tree(found.chosen.plan.offload)
     without = best_search(LARGE, H100, 1, SPACE.model_copy(update={"offload": (0.0,)}))
     assert not len(without.ranking.order), "a space without offload has none"
 

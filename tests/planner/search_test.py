@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 from itertools import pairwise
 
@@ -6,10 +7,12 @@ import pytest
 
 from cost.plans import small
 from planner.searches import HERE, MEGATRON, MT_NLG_PLAN, SELENE, mt_nlg_search, small_search, subject_of
+from trivium.config import build, merge, to_tree
 from trivium.cost.estimate import estimate
-from trivium.cost.hardware import this_machine
+from trivium.cost.hardware import machine_named, this_machine
 from trivium.cost.memory import worst_rank
 from trivium.errors import ConfigError
+from trivium.plan.plan import Plan
 from trivium.plan.precision import Precision
 from trivium.planner import pricing
 from trivium.planner.config import SearchSpace
@@ -151,6 +154,17 @@ def test_the_memory_of_every_row_is_that_of_its_plans_worst_rank():
         assert held.tolist() == pytest.approx(expected, rel=1e-5)
 
 
+def test_plans_of_different_layers_that_a_search_ranks_fit_and_cost_what_each_costs_alone():
+    tight = machine_named("dgx-h100").model_copy(update={"memory_bytes": 50_000_000_000})
+    plan = Plan.from_preset("deepseek-v2-lite", "model.sequence=4096", "batch.sequences=256", "compiled=true")
+    space = SearchSpace(context=(1,), micro=(4,), schedules=("1f1b", "interleaved"), finalists=8)
+    winners = search(Subject.of(plan), tight, 8, space).ranking.winners(20)
+    prices = [estimate(winner.plan, tight) for winner in winners]
+    assert winners and all(price.fits for price in prices)
+    assert [w.memory_bytes for w in winners] == pytest.approx([price.memory.total for price in prices])
+    assert [w.seconds for w in winners] == pytest.approx([price.seconds for price in prices], rel=1e-12)
+
+
 def test_for_mt_nlg_the_search_keeps_tensor_inside_the_node_and_beats_the_published_choice():
     best = mt_nlg_search(MEGATRON).ranking.winners(1)[0]
     assert best.plan.layout.tensor == 8 and best.memory_bytes < SELENE.memory_bytes
@@ -254,3 +268,20 @@ def test_a_contradictory_model_is_refused_before_anything_is_searched():
     with pytest.raises(ConfigError, match="multiple of plan.model.heads"):
         search(Subject(model, 1920, Precision()), SELENE, 2240)
     assert subject_of(MT_NLG_PLAN).sequences == 1920
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"optimizer": {"groups": [{"match": "layers.*.weight", "rule": "muon"}]}},
+        {"messages": {"weights": "int8"}, "precision": {"weights": "fp64"}},
+        {"precision": {"weights": "bf16", "float8": {"recipe": "row", "gathered": True}}},
+        {"precision": {"weights": "bf16", "float8": {"keep": ["nothing"]}}},
+    ],
+    ids=str,
+)
+def test_settings_that_no_plan_accepts_are_refused_before_a_search(settings):
+    plan = build(Plan, merge(to_tree(small()), settings))
+    (problem,) = plan.check()
+    with pytest.raises(ConfigError, match=re.escape(problem)):
+        search(subject_of(plan), HERE, 8)

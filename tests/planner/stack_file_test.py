@@ -59,6 +59,14 @@ def test_a_factor_that_no_run_can_teach_is_refused_by_its_field(tmp_path, factor
         read_stack(tmp_path / "stack.yaml")
 
 
+@pytest.mark.parametrize(("field", "value", "bound"), [("low", 3.0, "most"), ("high", 1.0, "least")])
+def test_a_quartile_on_the_wrong_side_of_the_factor_is_refused(tmp_path, field, value, bound):
+    crossed = {"factor": 2.0, "low": 1.0, "high": 3.0, field: value}
+    write_stack(tmp_path / "stack.yaml", learned(run_of(1.2)).model_copy(update=crossed))
+    with pytest.raises(ConfigError, match=f"{field} is {value:g}.*must be at {bound} the factor, 2,"):
+        read_stack(tmp_path / "stack.yaml")
+
+
 @pytest.mark.parametrize("text", ["- 1", "factor: -1", "factor: [", "speed: 3"])
 def test_a_file_that_is_no_stack_is_refused(tmp_path, text):
     (tmp_path / "stack.yaml").write_text(text)

@@ -64,6 +64,14 @@ class Told:
         """The predicted seconds of a step, times the factor that a finished run taught."""
         return self.parts.price.seconds * self.factor
 
+    @property
+    def near_steps(self) -> int | None:
+        """Steps from one copy near the ranks to the next; None if copies were not asked for or there is one rank."""
+        if self.near is None or self.asked.failures is None:
+            return None
+        interval = checkpoint_interval(self.near.stops_seconds, self.asked.failures[1] * HOUR)
+        return max(interval.steps(self.seconds), ceil(self.near.sends_seconds / self.seconds))
+
 
 def token_count(text: str, option: str) -> int:
     try:
@@ -127,6 +135,7 @@ def tree(told: Told) -> dict[str, Any]:
         "seconds": told.seconds,
         **told.parts.tree(told.factor),
         "interval": vars(told.interval) if told.interval else None,
+        "near_copies": {"steps": told.near_steps, **told.near._asdict()} if told.near else None,
         "training": told.training.tree() if told.training else None,
     }
 
@@ -182,14 +191,11 @@ def more_lines(told: Told) -> list[str]:
             f"{counted(i.steps(told.seconds), 'step')} (Daly; Young: "
             f"{format_seconds(i.young_seconds)}); saving and failures add {i.wasted_fraction:.2%}"
         )
-    if told.near and told.asked.failures:
-        copy = told.near
-        i = checkpoint_interval(copy.stops_seconds, told.asked.failures[1] * HOUR)
-        every = max(i.steps(told.seconds), ceil(copy.sends_seconds / told.seconds))
+    if told.near and told.near_steps:
         found.append(
-            f"near copies   every {counted(every, 'step')} (training.near.every): each stops training for "
-            f"{format_seconds(copy.stops_seconds)}, and is sent to a second host in "
-            f"{format_seconds(copy.sends_seconds)}"
+            f"near copies   every {counted(told.near_steps, 'step')} (training.near.every): each stops training for "
+            f"{format_seconds(told.near.stops_seconds)}, and is sent to a second host in "
+            f"{format_seconds(told.near.sends_seconds)}"
         )
     if told.training:
         t = told.training

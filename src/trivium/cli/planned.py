@@ -24,6 +24,7 @@ _SEARCHED = {
     "plan.layout.pipeline": "pipeline",
     "plan.layout.data": "data",
     "plan.layout.context": "context",
+    "plan.layout.expert": "expert",
     "plan.layout.chunks": "chunks",
     "plan.layout.shards": "shards",
     "plan.batch.micro": "micro",
@@ -36,6 +37,9 @@ _SEARCHED = {
     "plan.compiled": "compiled",
     "plan.cuda_graphs": "cuda_graphs",
 }
+_FUNCTION_AGAIN = "plan.recompute.activation_function"
+# Further fields that a search chooses: the space has no list of values for each of them alone.
+_CHOSEN = (_FUNCTION_AGAIN, "plan.offload.optimizer", "plan.offload.activations")
 # Fields that a search leaves alone, and that would contradict another layout than their own.
 _RESET: Mapping[str, Any] = {"plan.rows": None, "plan.partition.layers": None, "plan.row_chunks": 1}
 
@@ -55,16 +59,15 @@ def planned(given: Given, gpus: int | None, out: Path | None, tell: Callable[[st
         tell(f"layout for {counted(gpus, 'GPU')}: that of the run in {out}")
     else:
         plan = _found(wanted, gpus, stated, tell)
-    chosen = {path: value for path, value in leaves(to_tree(plan), "plan.") if path in (*_SEARCHED, _ACTIVATION)}
+    chosen = {path: value for path, value in leaves(to_tree(plan), "plan.") if path in (*_SEARCHED, *_CHOSEN)}
     return _without_ramp(_overridden(given, {**_RESET, **chosen}, stated), stated, tell)
-
-
-_ACTIVATION = "plan.recompute.activation_function"
 
 
 def pinned(stated: Mapping[str, Any]) -> Tree:
     """Return the restrictions of a search to the choices that the user made. stated: values of overrides by path."""
-    return {_SEARCHED[path]: [value] for path, value in stated.items() if path in _SEARCHED}
+    # A search may always leave activation functions alone; it recomputes them only where it must.
+    never = {"activation_function": False} if stated.get(_FUNCTION_AGAIN) is False else {}
+    return never | {_SEARCHED[path]: [value] for path, value in stated.items() if path in _SEARCHED}
 
 
 def _kept(wanted: RunConfig, gpus: int, out: Path | None) -> Plan | None:
@@ -85,7 +88,8 @@ def _found(wanted: RunConfig, gpus: int, stated: Mapping[str, Any], tell: Callab
     machine = machine_of(wanted.machine)
     if not has_machine and machine.sharing == "exclusive" and (host := host_found()) and not host.accelerators:
         tell(f"this host has no GPU: the layout is planned for {machine.name} (--machine names another)")
-    found = best_search(wanted.plan, machine, gpus, space)
+    away = {name: share for name, share in leaves(to_tree(wanted.plan.offload)) if f"plan.offload.{name}" in stated}
+    found = best_search(wanted.plan, machine, gpus, space, away)
     if not len(found.ranking.order):
         raise ConfigError(f"--gpus {gpus}: {does_not_fit(found)}")
     devices = counted(gpus, "core" if machine.generation == "cpu" else "GPU")

@@ -83,6 +83,7 @@ CHANGEABLE_PLAN = (
     "partition",
     "zero",
     "recompute",
+    "offload",
     "sequence_parallel",
     "context_attention",
     "row_chunks",

@@ -101,6 +101,7 @@ class Estimate:
             "bubble_fraction": self.bubble_fraction,
             "memory": {**vars(self.memory), "total": self.memory.total},
             "memory_limit": self.memory_limit,
+            "host_limit": self.host_limit,
             "worst_coordinate": dict(self.worst._asdict()),
             "fits": self.fits,
             "limit": self.limit,

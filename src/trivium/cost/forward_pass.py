@@ -30,7 +30,8 @@ def forward_pass_seconds(at: Setting, pieces: Prices, *, with_head: bool = True)
     """
     case = at.case
     head = pieces.head_forward.times(float(with_head))
-    ranks = rank_work(case, pieces.layer_forward, pieces.embedding_forward, head)
+    layer = pieces.layer_forward._replace(host=0.0)  # Without a backward no activations are kept, nor copied.
+    ranks = rank_work(case, layer, pieces.embedding_forward, head)
     m, p, v = (np.asarray(n) for n in (case.micro_batches, case.pipeline, case.chunks))
     busiest, whole = ranks.busiest.total, ranks.whole.total
     folded = np.asarray(case.ends_together) > 0  # The rank where a V turns round has its two stages in a row.

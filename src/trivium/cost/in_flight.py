@@ -17,14 +17,14 @@ Counts = tuple[int, ...]
 Sets = tuple[Counts, ...]
 
 
-def peak_counts_of(row: Row, own: tuple[int, ...] | None = None) -> Sets:
+def peak_counts_of(row: Row, own: tuple[int, ...] | None = None, until: Op = Op.WEIGHT_GRADIENT) -> Sets:
     """Return the largest sets of micro-batches in flight by own stage of a rank. own: by default the stages in its
-    row."""
+    row. until: the part of a split backward with which a micro-batch's flight ends: activations on the device are kept
+    until the weight gradients are computed, those on the host until the input gradients are."""
     stages = own or sorted({action.stage for action in row})
     held, seen = dict.fromkeys(stages, 0), set()
     for action in row:
-        # Activations are kept until the weight gradients are computed, which may be a separate action.
-        held[action.stage] += (action.op is Op.FORWARD) - (action.op in (Op.BACKWARD, Op.WEIGHT_GRADIENT))
+        held[action.stage] += (action.op is Op.FORWARD) - (action.op in (Op.BACKWARD, until))
         if action.op is Op.FORWARD:
             seen.add(tuple(held.values()))
     return _maximal(seen)
@@ -41,7 +41,9 @@ def put_off_counts_of(row: Row, own: tuple[int, ...] | None = None) -> Counts:
 
 
 @lru_cache(maxsize=4096)
-def peak_counts(name: ScheduleName, pipeline: int, micro_batches: int, chunks: int) -> tuple[Sets, ...]:
+def peak_counts(
+    name: ScheduleName, pipeline: int, micro_batches: int, chunks: int, until: Op = Op.WEIGHT_GRADIENT
+) -> tuple[Sets, ...]:
     """Return `peak_counts_of` every rank of a named schedule."""
     p, m = pipeline, micro_batches
     match name:
@@ -50,7 +52,8 @@ def peak_counts(name: ScheduleName, pipeline: int, micro_batches: int, chunks: i
         case "1f1b" | "1f1b-split":
             return tuple(((min(m, p - rank),),) for rank in range(p))
         case "zb-h1":
-            return (((min(m, p),),),) * p
+            deferred = until is Op.WEIGHT_GRADIENT
+            return tuple(((min(m, p if deferred else p - rank),),) for rank in range(p))
         case "interleaved":
             return tuple(_interleaved(p, m, chunks, rank) for rank in range(p))
         case "zb-v":

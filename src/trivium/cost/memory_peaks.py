@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from trivium.cost.case import NONE, Case, puts_off
 from trivium.cost.in_flight import (
     Counts,
+    Sets,
     interleaved_sums,
     peak_counts,
     peak_counts_of,
@@ -25,7 +26,11 @@ from trivium.plan.layers.part import Number
 from trivium.plan.offload import LAYERS_HERE, Offload
 from trivium.plan.partition import balanced
 from trivium.plan.plan import Plan
-from trivium.plan.schedule import SCHEDULE_NAMES, SPLIT_SCHEDULES, ScheduleName, stages_of_named
+from trivium.plan.schedule import SCHEDULE_NAMES, SPLIT_SCHEDULES, Op, ScheduleName, stages_of_named
+
+# The parts of a split backward after which nothing of a micro-batch is kept: on the device, and on the host.
+ENDS = (Op.WEIGHT_GRADIENT, Op.INPUT_GRADIENT)
+ON_HOST = slice(2, 4)  # sums of `Layers.weights` that count what the host keeps
 
 
 class MemoryPeak(NamedTuple):
@@ -91,14 +96,15 @@ def peaks_of_rank(plan: Plan, pipeline: int) -> list[MemoryPeak]:
     micro_batches = plan.batch.micro_batches(layout)
     if plan.schedule not in SCHEDULE_NAMES:
         row = plan.schedule_table()[pipeline]
-        sets, waiting = peak_counts_of(row, stages), put_off_counts_of(row, stages)
+        waiting, sets = put_off_counts_of(row, stages), [peak_counts_of(row, stages, until) for until in ENDS]
     else:
         step = (plan.schedule, layout.pipeline, micro_batches, layout.chunks)
-        sets, waiting = peak_counts(*step)[pipeline], put_off_counts(*step)[pipeline]
+        waiting = put_off_counts(*step)[pipeline]
+        sets = [peak_counts(*step, until)[pipeline] for until in ENDS]
     counts = np.array([len(each) for each in layers])
     own = Layers(counts, recomputed_layers(plan), layers_away(plan), recomputed_away(plan)).of(np.array([stages]))
     begun = bool(puts_off(plan)) or micro_batches * len(stages) > 1
-    sums = [np.array(sets) @ own.of(0).weights()]
+    sums = [_sums(sets, own.of(0).weights())]
     found = _peaks([stages], plan.stages, own, sums, [waiting], begun)
     return [MemoryPeak(*row) for row in found.tolist()]
 
@@ -124,8 +130,8 @@ def peaks_of_schedule(
     if schedule == "interleaved":
         sums = [interleaved_sums(*step, rank, weighed) for rank, weighed in enumerate(weights)]
     else:
-        sets = peak_counts(schedule, *step)
-        sums = [np.array(of_rank) @ weighed for of_rank, weighed in zip(sets, weights, strict=True)]
+        sets = [peak_counts(schedule, *step, until) for until in ENDS]
+        sums = [_sums(of_rank, weighed) for *of_rank, weighed in zip(*sets, weights, strict=True)]
     return _not_exceeded(_peaks(own, stages, of_ranks, sums, waiting, begun))
 
 
@@ -156,6 +162,16 @@ def peaks_of_case(case: Case, schedule: Number | ScheduleName) -> Iterator[tuple
     for n in range(lengths.max()):
         which = np.flatnonzero(lengths[index] > n)
         yield which, MemoryPeak(*rows[starts[index[which]] + n].T)
+
+
+def _sums(sets: Sequence[Sets], weights: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the sums of a rank's peaks by `Layers.weights`. sets: its largest sets, for each of ENDS. The peaks of the
+    device and of the host may be at different times."""
+    here, there = (np.array(each) @ weights for each in sets)
+    every = np.arange(max(len(here), len(there)))
+    found: NDArray[np.int64] = here[np.minimum(every, len(here) - 1)]
+    found[:, ON_HOST] = there[np.minimum(every, len(there) - 1), ON_HOST]
+    return found
 
 
 def _distinct(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -120,8 +120,12 @@ def stage_pieces(
     """
     numbers = np.arange(len(layers))
     first, last = numbers == 0, numbers == len(layers) - 1
-    forward = kept.layer_forward.times(layers)
-    backward = again.layer_backward.times(recomputed).plus(kept.layer_backward.times(layers - recomputed))
+
+    def of_layers(of_again: Piece, of_kept: Piece) -> Piece:
+        return of_again.times(recomputed).plus(of_kept.times(layers - recomputed))
+
+    forward = of_layers(again.layer_forward, kept.layer_forward)
+    backward = of_layers(again.layer_backward, kept.layer_backward)
     return (
         forward.plus(kept.embedding_forward.times(first)).plus(kept.head_forward.times(last)),
         backward.plus(kept.embedding_backward.times(first)).plus(kept.head_backward.times(last)),
@@ -357,7 +361,8 @@ def _layer_gathers(at: Setting, forward: Number, backward: Number) -> tuple[Numb
     if np.any(experts):
         group = case.expert_sharers, at.strides.expert_sharers
         of_experts = _sharded_seconds(at, experts, EXPERT_MATRICES, *group)
-        gather, scatter = gather + of_experts[0], scatter + of_experts[1]
+        apart = np.asarray(experts) > 0  # Other plans of the case may have no collectives of experts.
+        gather, scatter = gather + apart * of_experts[0], scatter + apart * of_experts[1]
     if at.stack.gathers_by_parameter:
         again = recomputed_share(case) * (np.asarray(case.recompute) == LAYER)
         return np.where(asked, gather, 0.0), np.where(asked, (1 + again) * gather + scatter, 0.0)

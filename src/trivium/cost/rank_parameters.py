@@ -2,6 +2,7 @@
 it."""
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +30,7 @@ class Elements(NamedTuple):
     away_bytes: Number = 0.0
 
 
+@lru_cache(maxsize=1024)
 def elements_of_rank(plan: Plan, pipeline: int, sharer: int = 0) -> Elements:
     """Count a rank's elements as the runtime lays them out in buckets.
 

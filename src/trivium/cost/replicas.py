@@ -159,7 +159,8 @@ def _halves(at: Setting, fullest: Fullest) -> Halves:
     if not np.any(fullest.experts):
         return found
     experts = _halves_in_group(at, fullest.experts, case.expert_sharers, at.strides.expert_sharers)
-    return Halves(*(a + b for a, b in zip(found, experts, strict=True)))
+    apart = np.asarray(fullest.experts) > 0  # Other plans of the case may have no collectives of experts.
+    return Halves(*(a + apart * b for a, b in zip(found, experts, strict=True)))
 
 
 def _halves_in_group(at: Setting, elements: Number, sharers: Number, stride: Number) -> Halves:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 from trivium.cost.hardware import Machine
 from trivium.cost.memory import memory_of_rank
 from trivium.plan.layout import Layout
+from trivium.plan.offload import NO_OFFLOAD
 from trivium.plan.partition import Partition
 from trivium.plan.plan import Plan
 
@@ -32,9 +33,10 @@ class NearCopy(NamedTuple):
 def saved_bytes(plan: Plan) -> Saved:
     """Return the bytes of weights, masters and moments that ranks write; each element is written once.
 
-    With ZeRO, the ranks that replicate a slice share it; without ZeRO, the first of them writes it.
+    With ZeRO, the ranks that replicate a slice share it; without ZeRO, the first of them writes it. Ranks also write
+    the state that their host keeps.
     """
-    layout = plan.layout
+    plan, layout = plan.model_copy(update={"offload": NO_OFFLOAD}), plan.layout
     held = [memory_of_rank(plan, layout.coordinate(0)._replace(pipeline=rank)) for rank in range(layout.pipeline)]
     copies = {0: 1, 1: layout.replicas, 2: layout.replicas, 3: layout.copies}[plan.zero]
     over = layout.copies if plan.zero else 1  # replicas of a sharded state

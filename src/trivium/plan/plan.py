@@ -76,21 +76,18 @@ class Plan(Config):
     def check(self, world_size: int | None = None) -> list[str]:
         """Return every problem of the plan, each with path, value, rule and remedy; empty if the plan is legal."""
         return [
-            *self.model.problems(),
+            *problems_of_any_layout(self.model, self.precision, self.optimizer, self.messages, compiled=self.compiled),
             *self.layout.problems(world_size),
             *self._splits(),
             *self._context_problems(),
             *self.batch.problems(self.layout),
             *self.partition.problems(self.model, self.layout),
             *self._schedule_problems(),
-            *compiler_problems(self.model, compiled=self.compiled),
             *recording_problems(self.model, self.precision, self.zero, self.offload, recorded=self.cuda_graphs),
             *self._shards_problems(),
             *self._ring_problems(),
             *self._expert_problems(),
             *self._float8_problems(),
-            *self.optimizer.problems(self.model),
-            *self.messages.problems(self.precision),
         ]
 
     def checked(self, world_size: int | None = None) -> "Plan":
@@ -298,10 +295,10 @@ class Plan(Config):
         ]
 
     def _float8_problems(self) -> list[str]:
-        float8, found = self.precision.float8, list[str]()
+        float8 = self.precision.float8
         if float8 is None or self.model.problems():
-            return found
-        rows, layout = parameters(self.model), self.layout
+            return []
+        layout = self.layout
         degrees = {name: getattr(layout, name) for name in ("tensor", "context", "expert")}
         at = Divided.of(
             self.local_sequence,
@@ -311,14 +308,7 @@ class Plan(Config):
             row_chunks=self.row_chunks,
             **degrees,
         )
-        found += keep_problems(float8, rows, self.model.layers)
-        found += division_problems(float8, rows, self.model.layers, at)
-        if float8.gathered and float8.recipe != "tensor":
-            found.append(
-                f"plan.precision.float8.gathered is true and recipe is '{float8.recipe}': only with 'tensor' does a "
-                f"layer give gathered weights the same codes again; set it to false"
-            )
-        return found
+        return list(division_problems(float8, parameters(self.model), self.model.layers, at))
 
     def _given_problems(self) -> list[str]:
         if (self.schedule == "given") != (self.rows is not None):
@@ -380,6 +370,26 @@ def head_length(model: ModelShape, stages: int) -> int:
     weights."""
     layers = sum(p.elements for p in parameters(model) if isinstance(p.owner, int))
     return max(1, round(HEAD_UNITS * stages * model.vocabulary * model.hidden / layers))
+
+
+def problems_of_any_layout(
+    model: ModelShape, precision: Precision, optimizer: Optimizer, messages: Messages, *, compiled: bool
+) -> list[str]:
+    """Return the problems that every plan with these settings has, whatever its layout, batch and schedule."""
+    found, float8 = model.problems(), precision.float8
+    if float8 is not None and not found:
+        found = [*keep_problems(float8, parameters(model), model.layers)]
+        if float8.gathered and float8.recipe != "tensor":
+            found.append(
+                f"plan.precision.float8.gathered is true and recipe is '{float8.recipe}': only with 'tensor' does a "
+                f"layer give gathered weights the same codes again; set it to false"
+            )
+    return [
+        *found,
+        *compiler_problems(model, compiled=compiled),
+        *optimizer.problems(model),
+        *messages.problems(precision),
+    ]
 
 
 def compiler_problems(model: ModelShape, *, compiled: bool) -> list[str]:

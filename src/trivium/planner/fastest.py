@@ -8,13 +8,23 @@ from trivium.errors import ConfigError
 from trivium.plan.layout import Layout
 from trivium.plan.plan import Plan
 from trivium.planner.config import SearchSpace
-from trivium.planner.grid import Subject
 from trivium.planner.pricing import Winner
-from trivium.planner.search import search
+from trivium.planner.search import best_search
 from trivium.units import counted, format_seconds
 
 # The fields of a plan that a search chooses, besides the size of a micro-batch.
-CHOSEN = ("layout", "schedule", "rows", "partition", "zero", "recompute", "sequence_parallel", "overlap_tensor")
+CHOSEN = (
+    "layout",
+    "schedule",
+    "rows",
+    "partition",
+    "zero",
+    "recompute",
+    "offload",
+    "sequence_parallel",
+    "overlap_tensor",
+    "cuda_graphs",
+)
 COUNTS_COMPARED = 3  # numbers of hosts that are compared
 
 
@@ -84,8 +94,9 @@ def _rank_counts(devices: int) -> list[int]:
 def _best(plan: Plan, machine: Machine, ranks: int, space: SearchSpace) -> tuple[Plan, Winner] | None:
     """Return the fastest plan of `ranks` ranks to which the training can move, or None if there is none."""
     try:
-        by_time = space.model_copy(update={"objective": "time"})
-        ranking = search(Subject.of(plan), machine, ranks, by_time).ranking
+        # A plan keeps its own way to run, except that CUDA graphs stop where the new layout forbids them.
+        by_time = {"objective": "time", "compiled": (plan.compiled,), "cuda_graphs": (plan.cuda_graphs,)}
+        ranking = best_search(plan, machine, ranks, space.model_copy(update=by_time)).ranking
     except ConfigError:  # no layout of `ranks` ranks is legal
         return None
     for winner in ranking.winners(len(ranking.simulated)):

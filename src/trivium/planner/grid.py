@@ -13,7 +13,7 @@ from trivium.plan.messages import EXACT, Messages
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.offload import NO_OFFLOAD, Offload
 from trivium.plan.optimizer import ALL_BY_ADAMW, Optimizer
-from trivium.plan.plan import Plan, compiler_problems, recording_problems, ring_problems
+from trivium.plan.plan import Plan, problems_of_any_layout, recording_problems, ring_problems
 from trivium.plan.precision import Precision
 from trivium.plan.schedule import SCHEDULE_NAMES, SPLIT_SCHEDULES
 
@@ -48,11 +48,14 @@ class Subject:
     def problems(self) -> list[str]:
         """Return the reasons why no plan of the subject is legal."""
         few = f"a step of {self.sequences} sequences trains on nothing; give 1 or more"
-        return [
-            *([few] if self.sequences < 1 else []),
-            *self.model.problems(),
-            *compiler_problems(self.model, compiled=self.compiled),
-        ]
+        rest = self.model, self.precision, self.optimizer, self.messages
+        return [*([few] if self.sequences < 1 else []), *problems_of_any_layout(*rest, compiled=self.compiled)]
+
+    @property
+    def has_equal_layers(self) -> bool:
+        """Whether the mean layer of the model, with its optimizer state, is every layer. Otherwise the costs of many
+        plans at once are approximate."""
+        return len(self.model.counted_layers) == 1 and not self.optimizer.groups and not self.model.adapters
 
     @property
     def rings(self) -> bool:

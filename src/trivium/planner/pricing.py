@@ -14,9 +14,9 @@ from trivium.cost.constants import shipped_constants
 from trivium.cost.energy import busy_seconds, step_joules
 from trivium.cost.forward_pass import forward_passes_seconds
 from trivium.cost.hardware import Machine
-from trivium.cost.memory import memory_of_cases
+from trivium.cost.memory import memory_of_cases, worst_rank
 from trivium.cost.prices import Piece, Prices, action_seconds, prices, stage_pieces
-from trivium.cost.replicas import data_seconds, fullest_of, optimizer_seconds
+from trivium.cost.replicas import Fullest, data_seconds, fullest_of, fullest_of_plan, optimizer_seconds
 from trivium.cost.setting import Setting, setting
 from trivium.cost.sharing import on_shared_cores
 from trivium.cost.stack import executing
@@ -38,12 +38,14 @@ DIGITS = 6  # times that agree in as many digits are equal; the plan with less m
 
 @dataclass(frozen=True, eq=False)
 class Priced:
-    """Candidates and their costs. memory_bytes: of each plan's worst rank. fitting: indices of the rows within the
-    limit. parts, busy, seconds: closed form of a step of the fitting rows."""
+    """Candidates and their costs. memory_bytes: of each plan's worst rank. memory_limit: bytes that a rank may hold,
+    and memory_fraction: of its device. fitting: indices of the rows within the limit. parts, busy, seconds: closed form
+    of a step of the fitting rows."""
 
     candidates: Candidates
     memory_bytes: Figures
     memory_limit: float
+    memory_fraction: float
     fitting: Column
     parts: StepSeconds
     busy: Number
@@ -157,16 +159,25 @@ class Ranking:
         return int(places[0]) + 1 if len(places) else None
 
 
-def price(candidates: Candidates, machine: Machine, memory_limit: float, space: SearchSpace) -> Priced:
-    """Price all plans, each with the least recomputation that fits in `memory_limit` bytes."""
+def leanest(
+    candidates: Candidates, machine: Machine, memory_limit: float, space: SearchSpace
+) -> tuple[Candidates, Figures, Column]:
+    """Return all plans, each with the least recomputation that fits in `memory_limit` bytes, the bytes of their worst
+    ranks, and the rows that fit, also on their hosts."""
     candidates, memory = as_lean_as_needed(candidates, memory_limit, space)
     fitting = np.flatnonzero(memory <= memory_limit)
     if candidates.subject.offload.is_used:
         fitting = fitting[_hosts_hold(candidates.take(fitting), memory[fitting], machine, space)]
+    return candidates, memory, fitting
+
+
+def price(candidates: Candidates, machine: Machine, memory_limit: float, space: SearchSpace) -> Priced:
+    """Price all plans, each with the least recomputation that fits in `memory_limit` bytes."""
+    candidates, memory, fitting = leanest(candidates, machine, memory_limit, space)
     schedule = candidates.grid["schedule"][fitting]
     stack = executing(machine, compiled=candidates.subject.compiled)
     parts, busy = step(take(candidates.case, fitting), machine, stack, schedule=schedule)
-    return Priced(candidates, memory, memory_limit, fitting, parts, busy)
+    return Priced(candidates, memory, memory_limit, space.memory_fraction, fitting, parts, busy)
 
 
 def _hosts_hold(candidates: Candidates, memory: Figures, machine: Machine, space: SearchSpace) -> Any:
@@ -191,21 +202,33 @@ def rank(priced: Priced, machine: Machine, finalists: int, objective: Objective 
     """Sort plans by their closed form, then simulate the first ones and sort those by the simulation.
 
     The closed form may be too low, as for few micro-batches of a zero-bubble schedule. Therefore `finalists` more plans
-    are simulated until the closed form of all others exceeds the best simulated one.
+    are simulated until the closed form of all others exceeds the best simulated one. Those that do not fit by the count
+    of their own ranks are dropped.
     """
-    held, every = priced.memory_bytes[priced.fitting], np.arange(len(priced.fitting))
+    every = np.arange(len(priced.fitting))
     closed = needed(priced, every, priced.steps, machine, objective)
-    order, steps, found = np.lexsort((held, _rounded(closed))), NO_STEPS, np.zeros(0)
-    while (done := len(found)) < len(order):
-        if done and closed[order[done]] >= found.min():
-            break
-        more = order[done : done + finalists]
+    others = np.lexsort((priced.memory_bytes[priced.fitting], _rounded(closed)))
+    first, steps, found = others[:0], NO_STEPS, np.zeros(0)
+    while len(others) and not (len(found) and closed[others[0]] >= found.min()):
+        (more, priced), others = _fitting(others[:finalists], priced, machine), others[finalists:]
+        first = np.concatenate([first, more])
         steps = steps.followed_by(simulated_steps(priced.candidates.take(priced.fitting[more]), machine))
-        found = needed(priced, order[: len(steps.seconds)], steps, machine, objective)
-    first = order[: len(found)]
-    best = np.lexsort((held[first], _rounded(found)))
-    ranked = np.concatenate([first[best], order[len(first) :]])
-    return Ranking(machine, priced, ranked, steps.take(best), objective)
+        found = needed(priced, first, steps, machine, objective)
+    best = np.lexsort((priced.memory_bytes[priced.fitting[first]], _rounded(found)))
+    return Ranking(machine, priced, np.concatenate([first[best], others]), steps.take(best), objective)
+
+
+def _fitting(places: Column, priced: Priced, machine: Machine) -> tuple[Column, Priced]:
+    """Return those of some indices of `fitting` whose plans fit by the count of their own ranks, and the prices with
+    these counts."""
+    if priced.candidates.subject.has_equal_layers:
+        return places, priced
+    rows, held = priced.fitting[places], priced.memory_bytes.copy()
+    plans = [priced.candidates.plan_at(int(row)) for row in rows]
+    worst = [worst_rank(plan)[1] for plan in plans]
+    held[rows], host = np.array([[memory.total, memory.host] for memory in worst]).T
+    fits = machine.holds(held[rows], host, plans[0].layout.world_size, priced.memory_fraction)
+    return places[fits], replace(priced, memory_bytes=held)
 
 
 def utilisation(plan: Plan, machine: Machine, seconds: float) -> float:
@@ -246,11 +269,18 @@ def simulated_steps(candidates: Candidates, machine: Machine) -> Steps:
     if machine.sharing == "shared":
         share = at.constants.core_share
         pipeline = np.asarray(on_shared_cores(machine, at.case, mean, pipeline, 0.0, share).seconds, float)
-    fullest = fullest_of(at.case)
-    pieces = prices(at)
+    fullest, pieces = _fullest(candidates), prices(at)
     after = crowd * (data_seconds(at, pieces, fullest) + optimizer_seconds(at, fullest))
     seconds = np.asarray(at.stack.factor * (pipeline + after) + forward_passes_seconds(at, pieces), float)
     return Steps(seconds, np.asarray(busy_seconds(at, pieces, fullest, mean), float))
+
+
+def _fullest(candidates: Candidates) -> Fullest:
+    """Return the fullest rank of every plan, by the count of its own ranks where layers differ."""
+    if candidates.subject.has_equal_layers:
+        return fullest_of(candidates.case)
+    every = [fullest_of_plan(candidates.plan_at(row)) for row in range(len(candidates))]
+    return Fullest(*np.array(every, float).T)
 
 
 def _stages_at(candidates: Candidates, kept: Prices, again: Prices, row: int) -> tuple[Piece, Piece]:

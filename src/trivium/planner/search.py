@@ -1,7 +1,8 @@
 """Search for the fastest plans for a model, a batch and a machine."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 
@@ -18,12 +19,14 @@ from trivium.planner.pricing import Ranking, Winner, price, rank
 from trivium.planner.ties import NOTHING, Choice, simplest
 
 SHARES = (0.0, 0.5, 1.0)  # of what the host keeps, which are tried where nothing fits without
+MOST_OFFLOAD = Offload(optimizer=1.0, activations=1.0)
 
 
 @dataclass(frozen=True, eq=False)
 class Found:
     """The result of a search: legal and rejected plans, and the ranking of those that fit. choice: the chosen plan.
-    others: rankings of the same plans, compiled and recorded otherwise."""
+    others: rankings of the same plans, compiled and recorded otherwise. offloads: what hosts kept in plans that were
+    tried."""
 
     subject: Subject
     machine: Machine
@@ -33,6 +36,7 @@ class Found:
     ranking: Ranking
     choice: Choice = NOTHING
     others: tuple[Ranking, ...] = ()
+    offloads: tuple[Offload, ...] = (NO_OFFLOAD,)
 
     @property
     def chosen(self) -> Winner:
@@ -54,30 +58,38 @@ def search(subject: Subject, machine: Machine, ranks: int, space: SearchSpace | 
     if not len(enumerated.candidates):
         raise ConfigError(_no_legal_plan(subject, machine, ranks, space, enumerated))
     ranking = _ranking(enumerated.candidates, machine, ranks, space)
-    return Found(subject, machine, ranks, space, enumerated, ranking, _choice([ranking]))
+    return Found(subject, machine, ranks, space, enumerated, ranking, _choice([ranking]), offloads=(subject.offload,))
 
 
-def best_search(plan: Plan, machine: Machine, ranks: int, space: SearchSpace | None = None) -> Found:
+def best_search(
+    plan: Plan,
+    machine: Machine,
+    ranks: int,
+    space: SearchSpace | None = None,
+    away: Mapping[str, float] = MappingProxyType({}),
+) -> Found:
     """Search for a better plan than this one, compiled and recorded in all the ways that the space allows. The result
-    is that of the way in which the chosen plan runs."""
+    is that of the way in which the chosen plan runs. away: the shares of `Offload` that every plan has, by field."""
     space = space or SearchSpace()
-    first, *others = _subjects(plan, machine, space)
+    first, *others = _subjects(plan, machine, space, away)
     found = search(first, machine, ranks, space)
     every = [found.enumerated.candidates, *(Candidates(each, found.enumerated.candidates.grid) for each in others)]
     rankings = [found.ranking, *(_ranking(each, machine, ranks, space) for each in every[1:])]
     if space.offload is None and not any(len(each.order) for each in rankings) and machine.usable_host_memory():
-        away = [_with_offload(each, offload) for each in every for offload in _offloads(SHARES) if offload.is_used]
-        every, rankings = every + away, rankings + [_ranking(each, machine, ranks, space) for each in away]
+        more = [offload for offload in _offloads(SHARES, away) if offload != first.offload]
+        leaner = [_with_offload(each, offload) for each in every for offload in more]
+        every, rankings = every + leaner, rankings + [_ranking(each, machine, ranks, space) for each in leaner]
     choice = _choice(rankings)
     best = every[choice.ranking]
     same = [each.subject.offload == best.subject.offload for each in every]
     same[choice.ranking] = False
     rest = tuple(ranking for ranking, is_same in zip(rankings, same, strict=True) if is_same)
     enumerated = replace(found.enumerated, candidates=best)
-    return Found(best.subject, machine, ranks, space, enumerated, rankings[choice.ranking], choice, rest)
+    offloads = tuple(dict.fromkeys(each.subject.offload for each in every))
+    return Found(best.subject, machine, ranks, space, enumerated, rankings[choice.ranking], choice, rest, offloads)
 
 
-def _subjects(plan: Plan, machine: Machine, space: SearchSpace) -> list[Subject]:
+def _subjects(plan: Plan, machine: Machine, space: SearchSpace, away: Mapping[str, float]) -> list[Subject]:
     """Return the subject of a search for each way to run: with both torch.compile and CUDA graphs, and with neither,
     unless the space says otherwise. A model that cannot be compiled or recorded is searched without."""
     on_gpus = machine.generation != "cpu"
@@ -91,12 +103,13 @@ def _subjects(plan: Plan, machine: Machine, space: SearchSpace) -> list[Subject]
     pairs = [(c, r) for c in compiled for r in recorded]
     if len(compiled) == len(recorded) == len(usual):
         pairs = [(c, r) for c, r in pairs if c == r]
-    offloads = [NO_OFFLOAD] if space.offload is None else _offloads(space.offload)
+    offloads = _offloads(space.offload or (0.0,), away)
     return [replace(Subject.of(plan), compiled=c, recorded=r, offload=each) for c, r in pairs for each in offloads]
 
 
-def _offloads(shares: Sequence[float]) -> list[Offload]:
-    return [Offload(optimizer=state, activations=kept) for state in shares for kept in shares]
+def _offloads(shares: Sequence[float], away: Mapping[str, float]) -> list[Offload]:
+    every = (Offload(optimizer=state, activations=kept) for state in shares for kept in shares)
+    return list(dict.fromkeys(offload.model_copy(update=away) for offload in every))
 
 
 def _with_offload(candidates: Candidates, offload: Offload) -> Candidates:

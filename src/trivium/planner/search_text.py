@@ -128,6 +128,7 @@ def choice_tree(plan: Plan) -> dict[str, Any]:
         "recompute": plan.recompute.mode,
         "recompute_every": plan.recompute.every,
         "recompute_activation_function": plan.recompute.activation_function,
+        "offload": to_tree(plan.offload),
         "zero": plan.zero,
         "sequence_parallel": plan.sequence_parallel,
         "overlap_tensor": plan.overlap_tensor,

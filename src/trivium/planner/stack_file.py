@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import yaml
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from trivium.config import Config, build_named, to_tree, tree_of_file
 from trivium.errors import DataError
@@ -30,6 +30,18 @@ class LearnedStack(Config):
     machine: str
     run: str
     date: str
+
+    @field_validator("low", "high")
+    @classmethod
+    def _quartile(cls, value: float, info: ValidationInfo) -> float:
+        factor = info.data.get("factor", value)  # absent if it is wrong itself
+        if value > factor if info.field_name == "low" else value < factor:
+            bound = "most" if info.field_name == "low" else "least"
+            raise ValueError(
+                f"this quartile must be at {bound} the factor, {factor:g}, which is the median; write the file again "
+                f"with `trivium plan probe --run DIR --out FILE`"
+            )
+        return value
 
     @property
     def spread(self) -> float:
