@@ -39,6 +39,7 @@ def steps(folder: Path) -> list[int]:
     return [m["step"] for m in read(folder / "training" / METRICS) if "batch_hash" in m]
 
 
+@pytest.mark.broad
 def test_records_follow_a_training_that_returns_to_an_older_run_directory(call, bucket, tokens, tmp_path) -> None:
     for out, count in (("a", 2), ("b", 4), ("a", 6)):
         ended = call(*words(tokens, bucket.url, **{"training.steps": count}), "--out", out)
