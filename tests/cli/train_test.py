@@ -12,6 +12,7 @@ from trivium.cli import train
 from trivium.cli.options import given_for, open_run
 from trivium.cli.stage import STARTED, perform
 from trivium.errors import CheckpointError, ConfigError, DataError, MachineError
+from trivium.planner.fastest import CHOSEN
 from trivium.provenance import STAMP, write_json
 from trivium.training.metrics import EVENTS, read
 from trivium.training.record import Record, write_record
@@ -48,6 +49,10 @@ def begun(tmp_path: Path):
 )
 def test_how_the_work_is_divided_may_change(division: tuple[str, ...], begun) -> None:
     assert train.lasting(begun(*division)) == train.lasting(begun())
+
+
+def test_a_training_may_change_all_that_a_move_to_other_hosts_changes() -> None:
+    assert set(CHOSEN) <= set(train.CHANGEABLE_PLAN)
 
 
 @pytest.mark.parametrize("what", ["plan.model.layers=8", "plan.precision.weights=bf16", "training.lr=0.01", "seed=2"])
