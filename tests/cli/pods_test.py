@@ -1,6 +1,7 @@
-"""Job files for pods and containers have only fields that Kubernetes 1.26 and JobSet know, with values of their types.
+"""Kubernetes accepts the files for pods in each version from 1.26 on, and options reach the pods.
 
-The fields are those of the published API references of batch/v1 and core/v1 (1.26) and of jobset.x-k8s.io/v1alpha2.
+The schemas of jobs and services are Kubernetes' own; the fields of a JobSet around its jobs are those of the published
+reference of jobset.x-k8s.io/v1alpha2.
 """
 
 import subprocess
@@ -8,72 +9,29 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 
 from trivium.cli import main as entry
 
-NAME, TEXT, COUNT = str, str, int
-ANY: dict[str, Any] = {}
-LIMITS = {"nvidia.com/gpu": COUNT, "rdma/ib": COUNT}
-CONTAINER = {
-    "name": NAME,
-    "image": TEXT,
-    "env": [{"name": TEXT, "value": TEXT, "valueFrom": {"fieldRef": {"fieldPath": TEXT}}}],
-    "command": [TEXT],
-    "args": [TEXT],
-    "resources": {"limits": LIMITS},
-    "securityContext": {"capabilities": {"add": [TEXT]}},
-    "volumeMounts": [{"name": NAME, "mountPath": TEXT}],
-}
-POD = {
-    "subdomain": NAME,
-    "restartPolicy": TEXT,
-    "nodeSelector": {"*": TEXT},
-    "tolerations": [{"key": TEXT, "operator": TEXT}],
-    "terminationGracePeriodSeconds": COUNT,
-    "containers": [CONTAINER],
-    "volumes": [
-        {"name": NAME, "persistentVolumeClaim": {"claimName": TEXT}, "emptyDir": {"medium": TEXT, "sizeLimit": TEXT}}
-    ],
-}
-EXIT_CODES = {"operator": TEXT, "values": [COUNT]}
-RULE = {"action": TEXT, "onPodConditions": [{"type": TEXT, "status": TEXT}], "onExitCodes": EXIT_CODES}
-JOB_SPEC = {
-    "completionMode": TEXT,
-    "completions": COUNT,
-    "parallelism": COUNT,
-    "backoffLimit": COUNT,
-    "podFailurePolicy": {"rules": [RULE]},
-    "template": {"spec": POD},
-}
-TOP = {"apiVersion": TEXT, "kind": TEXT, "metadata": {"name": NAME}}
-SERVICE = {"clusterIP": TEXT, "selector": {"*": TEXT}, "publishNotReadyAddresses": bool}
-SCHEMAS = {
-    "Service": {**TOP, "spec": SERVICE},
-    "Job": {**TOP, "spec": JOB_SPEC},
-    "JobSet": {
-        **TOP,
-        "spec": {
-            "network": {"enableDNSHostnames": bool, "subdomain": NAME},
-            "replicatedJobs": [{"name": NAME, "replicas": COUNT, "template": {"spec": JOB_SPEC}}],
-        },
-    },
-}
+VERSIONS = [f"1.{minor}" for minor in range(26, int(kubernetes_validate.latest_version().split(".")[1]) + 1)]
 
 
-def wrong(value: Any, schema: Any, at: str = "") -> list[str]:
-    """The fields that a schema does not know, and those with a value of another type."""
-    if isinstance(schema, dict):
-        if not isinstance(value, dict):
-            return [f"{at} is {value!r}"]
-        found = [f"{at}.{key} is unknown" for key in value if key not in schema and "*" not in schema]
-        inner = [(key, schema.get(key, schema.get("*"))) for key in value]
-        return found + [line for key, one in inner if one for line in wrong(value[key], one, f"{at}.{key}")]
-    if isinstance(schema, list):
-        lines = [wrong(one, schema[0], f"{at}[{n}]") for n, one in enumerate(value)]
-        return [line for each in lines for line in each]
-    return [] if type(value) is schema else [f"{at} is {value!r}"]
+def accepted(files: list[Any]) -> None:
+    for file in files:
+        if file["kind"] == "JobSet":
+            assert file.keys() == {"apiVersion", "kind", "metadata", "spec"}
+            assert (file["apiVersion"], file["metadata"].keys()) == ("jobset.x-k8s.io/v1alpha2", {"name"})
+            assert file["spec"].keys() <= {"network", "replicatedJobs"}
+            network, (jobs,) = file["spec"].get("network", {}), file["spec"]["replicatedJobs"]
+            fields = {"enableDNSHostnames": bool, "subdomain": str}
+            assert all(type(value) is fields[name] for name, value in network.items())
+            assert jobs.keys() <= {"name", "replicas", "template"} and jobs["template"].keys() == {"spec"}
+            assert type(jobs.get("replicas", 1)) is int
+            file = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": jobs["name"]}, **jobs["template"]}
+        for version in VERSIONS:
+            kubernetes_validate.validate(file, version, strict=True)
 
 
 def printed(capsys, monkeypatch, target: str, *words: str, out: str = "/runs/a") -> str:
@@ -96,7 +54,7 @@ OPTIONS = ["--node", "gpu=h200", "--node", "zone=a", "--tolerate", "nvidia.com/g
 def test_elastic_pods_meet_in_the_run_directory_and_a_lost_one_is_replaced(capsys, monkeypatch, target) -> None:
     files = list(yaml.safe_load_all(printed(capsys, monkeypatch, target, "--hosts", "1:2", *OPTIONS)))
     assert [f["kind"] for f in files] == (["Job"] if target == "kubernetes" else ["JobSet"]), "no service is needed"
-    assert [line for file in files for line in wrong(file, SCHEMAS[file["kind"]])] == []
+    accepted(files)
     spec = files[-1]["spec"] if target == "kubernetes" else files[-1]["spec"]["replicatedJobs"][0]["template"]["spec"]
     assert spec["completionMode"] == "Indexed" and spec["completions"] == spec["parallelism"] == 2
     *ignored, final = spec["podFailurePolicy"]["rules"]
@@ -138,10 +96,10 @@ def test_the_longest_pod_name_of_a_jobset_has_at_most_63_characters(capsys, monk
 
 @pytest.mark.parametrize("target", ["kubernetes", "jobset"])
 @pytest.mark.parametrize("options", [[], OPTIONS])
-def test_only_known_fields_are_written_and_options_reach_the_pod(capsys, monkeypatch, target, options) -> None:
+def test_kubernetes_accepts_the_files_and_options_reach_the_pod(capsys, monkeypatch, target, options) -> None:
     files = list(yaml.safe_load_all(printed(capsys, monkeypatch, target, *options)))
     assert [f["kind"] for f in files] == (["Service", "Job"] if target == "kubernetes" else ["JobSet"])
-    assert [line for file in files for line in wrong(file, SCHEMAS[file["kind"]])] == []
+    accepted(files)
     spec = files[-1]["spec"] if target == "kubernetes" else files[-1]["spec"]["replicatedJobs"][0]["template"]["spec"]
     assert spec["completionMode"] == "Indexed" and spec["completions"] == spec["parallelism"] == 2
     pod = spec["template"]["spec"]
