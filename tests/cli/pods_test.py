@@ -166,3 +166,16 @@ def test_all_labels_taints_and_claims_that_kubernetes_takes_are_accepted(capsys,
 def test_what_only_a_whole_pod_shows_to_be_wrong_is_refused(capsys, monkeypatch, words, message) -> None:
     with pytest.raises(AssertionError, match=message):
         printed(capsys, monkeypatch, "kubernetes", *words)
+
+
+ONLY_IN_PODS = ["--node=a=b", "--tolerate=a", "--rdma=1", "--shm=1Gi", "--claim=c"]
+
+
+@pytest.mark.parametrize("target", ["slurm", "torchrun"])
+@pytest.mark.parametrize("word", [*ONLY_IN_PODS, "--image=i"])
+def test_an_option_that_a_file_has_no_place_for_is_refused(capsys, monkeypatch, target: str, word: str) -> None:
+    if word in ONLY_IN_PODS or target == "torchrun":
+        with pytest.raises(AssertionError, match=f"{word.partition('=')[0]}: --print {target} has no place for it"):
+            printed(capsys, monkeypatch, target, word)
+    else:
+        printed(capsys, monkeypatch, target, word)

@@ -638,3 +638,16 @@ def test_more_open_requests_than_the_limit_are_refused_and_health_is_not():
         lines[0].sendall(b"x" * 100)
         assert lines[0].recv(4096).startswith(b"HTTP/1.1 400 ")
         assert requests.post(f"{url}/v1/completions", json=ASK, timeout=30).status_code == 200
+
+
+def test_client_that_does_not_read_is_disconnected_after_the_deadline():
+    asked = 2000  # more pages than the buffers of a connection hold
+    with listening(LIMITS.model_copy(update={"deadline_seconds": 1.0})) as (url, _), lines_to(url, 1) as (line,):
+        line.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * asked)
+        time.sleep(2)
+        answer = b""
+        with contextlib.suppress(ConnectionResetError):
+            while data := line.recv(1 << 20):
+                answer += data
+        assert 0 < answer.count(b"HTTP/1.1 200 ") < asked
+        assert requests.get(f"{url}/health", timeout=30).status_code == 200

@@ -198,6 +198,8 @@ def launch(asked: Asked) -> None:
             is_path = field in PATHS or (field == "machine" and is_machine_file(str(value)))
             if isinstance(value, str) and is_path and not is_hub_name(value):
                 _refuse_relative(f"--set {field}", value, out, between="=")
+    else:
+        _refuse_options_of_pods(asked)
     TRAINS_ON.check(asked.sets)
     given = planned(given_for(out, preset, asked.sets, asked.ranks), asked.gpus, out, say_aside)
     config = resolve(given).checked()
@@ -250,6 +252,17 @@ def pod_values(asked: Asked) -> dict[str, str]:
         "rdma": str(asked.rdma),
         "shm": f", sizeLimit: {asked.shm}" if asked.shm else "",
     }
+
+
+def _refuse_options_of_pods(asked: Asked) -> None:
+    """Raise ConfigError for an option that the file of another program has no place for."""
+    given = {"--node": asked.node, "--tolerate": asked.tolerate, "--rdma": asked.rdma, "--shm": asked.shm}
+    given["--claim"] = asked.claim != UNNAMED
+    given["--image"] = asked.image != UNNAMED and asked.target is Target.torchrun
+    for option, value in given.items():
+        if value:
+            takes = "kubernetes, jobset and slurm" if option == "--image" else "kubernetes and jobset"
+            raise ConfigError(f"{option}: --print {asked.target} has no place for it; {takes} have; leave it out")
 
 
 def _refuse_hosts(hosts: str, target: Target, config: RunConfig, where: Nodes) -> None:

@@ -130,8 +130,8 @@ def _answer_by_ranks(
 
 def uvicorn_options(config: ServeConfig) -> dict[str, Any]:
     """Return the options of uvicorn: a connection waits 5 seconds for the head of a request, and headers do not
-    identify clients. At the end a client that does not read its answer delays it by at most the deadline of a
-    request."""
+    identify clients. A client that does not read its answer is awaited for the deadline of a request, at the end, too.
+    """
     from trivium.serving.connection import Connection as HttpConnection
 
     return {
