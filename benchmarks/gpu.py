@@ -122,6 +122,7 @@ def float8(bench: Bench) -> dict[str, Any]:
         "trivium, scales of tensors": lambda: step({"recipe": "tensor"}),
         "trivium, delayed scales": lambda: step({"recipe": "delayed"}),
         "trivium, scales of rows": lambda: step({"recipe": "row", "gradients": "e4m3", "power_of_two": True}),
+        "trivium, scales of blocks": lambda: step({"recipe": "block", "gradients": "e4m3"}),
         "trivium, weight gradients in bf16": lambda: step({"recipe": "tensor", "weight_gradients": False}),
     }
     sides = by_turns(bench, {**in_bf16, **ours})
@@ -269,7 +270,7 @@ PARTS = (
     Part("ceilings", 10, ceilings),
     Part("stage", 30, stage),
     Part("training 1.3B", 60, partial(training, number=0)),
-    Part("8-bit products 1.3B", 90, float8),
+    Part("8-bit products 1.3B", 110, float8),
     Part("planner", 50, planner),
     Part("training 125M", 25, partial(training, number=1)),
     Part("training 350M", 25, partial(training, number=2)),

@@ -5,9 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.functional import ScalingType
+from torch.nn.functional import scaled_mm as real_scaled_mm
 
 from trivium.kernels.arithmetic import Arithmetic
-from trivium.kernels.cuda.scaled import scaled_product
+from trivium.kernels.cuda import scaled
+from trivium.kernels.cuda.scaled import product_by_blocks, scaled_product
 from trivium.kernels.float8 import E4M3, E5M2
 from trivium.kernels.operations import operations_of
 from trivium.kernels.scaled import (
@@ -140,6 +144,62 @@ def test_torchs_kernel_of_codes_equals_the_product_of_their_values(recipe: str, 
         padded = scaled_product(a, b, torch.bfloat16)
         assert torch.allclose(padded.float(), expected, rtol=2e-2, atol=2e-2)
         assert torch.allclose(operations_of("cpu").scaled_product(a, b, torch.float32), expected, rtol=1e-5, atol=1e-5)
+
+
+def multiplied(*given: Any, output_dtype: Any) -> Tensor:
+    """The kernel of cuBLAS for blocks, by its documented shapes and strides."""
+    with FakeTensorMode():  # torch's own check of the shapes
+        fake = [
+            torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cuda") if isinstance(x, Tensor) else x
+            for x in given
+        ]
+        assert real_scaled_mm(*fake, output_dtype=output_dtype).dtype == output_dtype
+    a, b, of_a, recipe_a, of_b, recipe_b = given
+    (M, K), (_, N), one = a.shape, b.shape, ScalingType.BlockWise1x128
+    columns = K // 128
+    assert recipe_a == one and M % 16 == 0 and b.stride(0) == 1
+    assert (of_a.shape, of_a.stride()) == ((M, columns), (1, M))
+    wide = -(-columns // 4) * 4
+    assert (of_b.shape, of_b.stride()) == (((N, columns), (1, N)) if recipe_b == one else ((wide, N // 128), (1, wide)))
+    right = of_b if recipe_b == one else of_b[:columns].T.repeat_interleave(128, 0)
+    left = a.float() * of_a.repeat_interleave(128, 1)
+    return (left @ (b.float().T * right.repeat_interleave(128, 1)).T).to(output_dtype)
+
+
+@pytest.mark.parametrize("shape", [(128, 256, 512), (5, 384, 640), (17, 128, 256)])
+@pytest.mark.parametrize("operand", ["weights", "activations"])
+def test_blocks_reach_the_kernel_of_hopper_as_it_wants_them(monkeypatch, shape: Any, operand: Operand) -> None:
+    M, N, K = shape
+    of = products("block", E4M3, block=128)
+    a, b = of.quantised(drawn(M, K), "gradients", "TO"), of.quantised(drawn(N, K, seed=1), operand, "IO")
+    expected = product_of_values(a, b, torch.float32)
+    monkeypatch.setattr(scaled.F, "scaled_mm", multiplied)
+    assert torch.allclose(product_by_blocks(a, b, torch.float32), expected, rtol=1e-5, atol=1e-4)
+    monkeypatch.setattr(scaled, "_takes_blocks", lambda *_: False)  # an earlier or later GPU
+    assert torch.equal(scaled_product(a, b, torch.float32), expected)
+
+
+def test_blocks_of_several_rows_are_no_scales_of_rows() -> None:
+    of = products("block")
+    a, b = of.quantised(drawn(6, 4), "activations", "TI"), of.quantised(drawn(8, 4), "weights", "OI")
+    assert b.inverse.shape == (2, 1)
+    assert torch.equal(scaled_product(a, b, torch.float32), product_of_values(a, b, torch.float32))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("recipe", "gradients"), product(RECIPES, (E4M3, E5M2)))
+@pytest.mark.parametrize("shape", [(48, 256, 384), (300, 128, 128), (33, 17, 20)])
+def test_a_gpu_multiplies_codes_as_what_they_stand_for(recipe: str, gradients: Any, shape: Any) -> None:
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("no GPU with 8-bit units on this machine")
+    M, N, K = shape
+    of = products(recipe, gradients, block=128)
+    a = of.quantised(drawn(M, K).cuda(), "gradients", "TO")
+    for operand in ("weights", "activations"):
+        b = of.quantised(drawn(N, K, seed=1).cuda(), operand, "IO")
+        expected = product_of_values(a, b, torch.float64)
+        found = scaled_product(a, b, torch.bfloat16).double()
+        assert torch.allclose(found, expected, rtol=1e-2, atol=1e-2 * float(expected.std()))
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
