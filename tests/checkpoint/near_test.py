@@ -96,3 +96,4 @@ def test_training_resumes_from_the_copy_and_computes_what_an_unbroken_run_does(t
     assert (resumed and resumed[0] >= 4) if harm == "none" else not resumed
     one, two = ({m["step"]: m["loss"] for m in read(o / METRICS) if "loss" in m} for o in (tmp_path / "unbroken", out))
     assert one == two
+    assert not [*(tmp_path / "near").rglob("step-*")], "copies of a training that is done would stay in memory"

@@ -51,6 +51,15 @@ def test_how_the_work_is_divided_may_change(division: tuple[str, ...], begun) ->
     assert train.lasting(begun(*division)) == train.lasting(begun())
 
 
+def test_a_micro_batch_may_change_where_the_loss_does_not_depend_on_it(begun) -> None:
+    experts = ["norm=rms_norm", "bias=none", "feed_forward=experts", "experts.count=4", "experts.chosen=2"]
+    for scope, same in (("micro_batch", False), ("sequence", True), ("global_batch", True)):
+        loss = [*experts, "experts.balance_loss=0.1", f"experts.balance_scope={scope}"]
+        model = [f"plan.model.{each}" for each in loss]
+        small, large = (train.lasting(begun(*model, f"plan.batch.micro={n}")) for n in (1, 2))
+        assert (small == large) is same, scope
+
+
 def test_a_training_may_change_all_that_a_move_to_other_hosts_changes() -> None:
     assert set(CHOSEN) <= set(train.CHANGEABLE_PLAN)
 

@@ -33,6 +33,17 @@ def test_the_training_stays_the_same_and_the_reason_names_both_layouts() -> None
     assert "data 2 (2 ranks) is fastest on 2 CPU cores" in found.why and "tensor 2 x pipeline 2 x data 2" in found.why
 
 
+@pytest.mark.parametrize("changes", [{"precision.float8.recipe": "row"}, {"model.feed_forward": "experts"}])
+def test_micro_batches_stay_where_they_change_what_is_computed(changes: dict[str, str]) -> None:
+    experts = {"model.norm": "rms_norm", "model.bias": "none", "model.experts.count": "4", "model.experts.chosen": "2"}
+    more = {**experts, "model.experts.balance_loss": "0.01", "batch.micro": "1", **changes}
+    plan = Plan.from_preset("demo", *(f"{name}={value}" for name, value in more.items()))
+    kept = fastest(plan, this_machine(2, 8 << 30), SearchSpace()).plan
+    free = plan.model_copy(update={"precision": PLAN.precision, "model": PLAN.model})
+    assert kept != plan and kept.batch == plan.batch
+    assert fastest(free, this_machine(2, 8 << 30), SearchSpace()).plan.batch.micro > 1
+
+
 def test_a_training_in_the_fastest_layout_keeps_it() -> None:
     machine = this_machine(2, 8 << 30)
     best = fastest(PLAN, machine, SearchSpace()).plan

@@ -96,9 +96,8 @@ def validated(plan: Plan) -> int:
 
 def reference_key(plan: Plan, course: Course = SHORT) -> str:
     """Return a key that is equal for plans with the same reference."""
-    scopes = {e.balance_scope for e in plan.model.experts_by_layer.values() if e.balance_loss}
     float8 = plan.precision.float8
-    micro = plan.batch.micro if "micro_batch" in scopes or float8 is not None else None
+    micro = plan.batch.micro if plan.micro_changes_numbers else None
     sets = (
         (plan.layout.data, plan.layout.expert, plan.layout.pipeline)
         if float8 is not None and plan.layout.expert > 1

@@ -27,6 +27,7 @@ from trivium.checkpoint.save import publish
 from trivium.comms.mesh import Mesh
 from trivium.errors import CheckpointError
 from trivium.provenance import file_sha256, unheard, write_json
+from trivium.stores.remote import Location
 from trivium.units import counted
 from trivium.untrusted import open_regular, parse_json, read_json
 
@@ -162,6 +163,14 @@ def newest_complete(held: Sequence[Mapping[str, Sequence[int]]], after: int) -> 
     return best and best[1:]
 
 
+def newest_step(root: Location, mesh: Mesh) -> int:
+    """Return the step of the newest checkpoint under `root`; -1 if there is none. Collective."""
+    found: int = found_by_first(
+        lambda: max((step_of(path.name) or 0 for path in published(root)), default=-1), mesh, CheckpointError
+    )
+    return found
+
+
 def promote(home: Path, root: Path, mesh: Mesh, *, is_first_here: bool, alive: Callable[[], None] = unheard) -> str:
     """Publish the newest complete copy under `root`, if it is newer than every checkpoint there. Collective. Return a
     description of what was done, or an empty text.
@@ -169,10 +178,7 @@ def promote(home: Path, root: Path, mesh: Mesh, *, is_first_here: bool, alive: C
     is_first_here: whether this is the first rank of its host. A damaged copy is deleted, and changes nothing.
     """
     held = gathered(inventory(home) if is_first_here else {}, mesh)
-    newest = found_by_first(
-        lambda: max((step_of(path.name) or 0 for path in published(root)), default=-1), mesh, CheckpointError
-    )
-    found = newest_complete(held, newest)
+    found = newest_complete(held, newest_step(root, mesh))
     if found is None:
         return ""
     name, holders = found

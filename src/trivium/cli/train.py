@@ -54,7 +54,7 @@ from trivium.redact import redact
 from trivium.report.ranks import Alike, alike
 from trivium.stores.folder import continues, download, published_files
 from trivium.stores.remote import Location, Remote
-from trivium.training.record import recipe_of
+from trivium.training.record import lasting_section, recipe_of
 from trivium.units import counted, format_bytes, format_count
 
 if TYPE_CHECKING:
@@ -296,7 +296,7 @@ def lasting(what: Mapping[str, Any]) -> Tree:
     """Return the settings with which a training was begun and without which it is never continued."""
     config = what["config"]
     plan = {k: v for k, v in config["plan"].items() if k not in CHANGEABLE_PLAN}
-    plan["batch"] = {k: v for k, v in plan["batch"].items() if k != "micro"}
+    plan["batch"] = lasting_section(plan["batch"], config["plan"])
     training = recipe_of(config["training"])
     return {"seed": config["seed"], "plan": plan, "training": training, "tokens": what["inputs"]["tokens"]}
 

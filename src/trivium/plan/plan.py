@@ -181,6 +181,18 @@ class Plan(Config):
         return bool(has_one_gradient(self.layout.world_size, self.batch.micro_batches(self.layout)))
 
     @property
+    def micro_changes_loss(self) -> bool:
+        """Whether the loss depends on the size of a micro-batch, over whose tokens the load of experts is averaged."""
+        experts = self.model.experts_by_layer.values()
+        return any(e.balance_loss and e.balance_scope == "micro_batch" for e in experts)
+
+    @property
+    def micro_changes_numbers(self) -> bool:
+        """Whether what is computed depends on the size of a micro-batch beyond the order of sums: the loss does, or
+        8-bit numbers of several tokens share a scale."""
+        return self.micro_changes_loss or self.precision.float8 is not None
+
+    @property
     def gradient_dtype(self) -> Dtype:
         """The dtype of gradients that wait for the update."""
         return self.precision.gradients_of(once=self.adds_no_gradients)

@@ -96,7 +96,8 @@ def _best(plan: Plan, machine: Machine, ranks: int, space: SearchSpace) -> tuple
     try:
         # A plan keeps its own way to run, except that CUDA graphs stop where the new layout forbids them.
         by_time = {"objective": "time", "compiled": (plan.compiled,), "cuda_graphs": (plan.cuda_graphs,)}
-        ranking = best_search(plan, machine, ranks, space.model_copy(update=by_time)).ranking
+        micro = {"micro": (plan.batch.micro,)} if plan.micro_changes_numbers else {}
+        ranking = best_search(plan, machine, ranks, space.model_copy(update=by_time | micro)).ranking
     except ConfigError:  # no layout of `ranks` ranks is legal
         return None
     for winner in ranking.winners(len(ranking.simulated)):

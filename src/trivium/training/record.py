@@ -29,8 +29,7 @@ RUN, LEFT_OUT, CHECKPOINTS = "run.json", "left_out.json", "checkpoints"
 RECORDS = "records"  # at the URL of a store: a copy of the records
 CURATED = "curated"  # in a run directory, like `tokens` and `training`
 Entry = dict[str, Any]  # step, cause, gaps: [[first, stop], …]
-# Sections of a checkpoint's manifest that must equal those of the run. Layout, schedule, ZeRO stage and the size of a
-# micro-batch may differ.
+# Sections of a checkpoint's manifest that must equal those of the run. Layout, schedule and ZeRO stage may differ.
 SECTIONS = ("plan.model", "plan.batch", "plan.precision", "plan.optimizer", "data")
 # Fields of `training` that may change when a training is resumed.
 CHANGEABLE_TRAINING = (
@@ -193,7 +192,8 @@ def refuse_other_work(
     """
     found = differences({"seed": about.get("seed")}, {"seed": now.get("seed")})
     for path in SECTIONS:
-        found += differences(_section(about, path), _section(now, path), f"{path}.")
+        was, wanted = (lasting_section(_section(tree, path), now["plan"]) for tree in (about, now))
+        found += differences(was, wanted, f"{path}.")
     if found:
         raise CheckpointError(
             f"{directory} belongs to a different run; settings that differ (checkpoint -> this run):\n"
@@ -303,4 +303,11 @@ def _refuse_cut_decay(directory: Location, about: Mapping[str, Any], training: T
 def _section(tree: Mapping[str, Any], path: str) -> dict[str, Any]:
     for key in path.split("."):
         tree = tree.get(key) or {}
-    return {k: v for k, v in tree.items() if k != "micro"}
+    return dict(tree)
+
+
+def lasting_section(section: Mapping[str, Any], plan: Tree) -> dict[str, Any]:
+    """Return a section of a plan without the size of a micro-batch, which may change in a training if the loss does not
+    depend on it."""
+    may_change = {"micro"} if "micro" in section and not build(Plan, plan).micro_changes_loss else set()
+    return {k: v for k, v in section.items() if k not in may_change}

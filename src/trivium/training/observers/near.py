@@ -1,12 +1,13 @@
 """Copies the state to this host and to a neighbour, every `training.near.every` steps (checkpoint/near.py)."""
 
+import shutil
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from trivium.checkpoint.agree import first_message, wait_for_all
-from trivium.checkpoint.near import Neighbour, copy_name, keep_only, send, write
+from trivium.checkpoint.near import Neighbour, copy_name, keep_only, newest_step, send, write
 from trivium.checkpoint.save import Fragment, copies
 from trivium.comms.mesh import Mesh
 from trivium.training.config import is_nth
@@ -36,7 +37,10 @@ class Near(Observer):
         self._settle(loop)  # that of the state before a rewind
 
     def finish(self, loop: Loop) -> None:
+        """Delete the copies of a training that is done: they would stay, by default in memory, for ever."""
         self._settle(loop)
+        if loop.step == loop.config.steps == newest_step(loop.job.checkpoints, self.mesh):
+            shutil.rmtree(self.home, ignore_errors=True)
 
     def _copy(self, step: int, held: Sequence[Fragment], about: dict[str, Any]) -> None:
         self._step, self._problem = step, ""
