@@ -1,6 +1,9 @@
 """A training whose checkpoints are at a URL is the same training, and resumes from there on a machine without them."""
 
+import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 
@@ -10,6 +13,7 @@ from trivium.checkpoint.load import Checkpoint
 from trivium.plan.parameters import Box
 from trivium.stores.folder import download
 from trivium.training.metrics import METRICS, read
+from trivium.training.observers import mirror
 from trivium.training.record import CHECKPOINTS, RECORDS
 from trivium.training.supervision.job import start
 
@@ -35,3 +39,24 @@ def test_a_run_at_a_url_goes_on_on_another_machine_as_if_it_had_not_stopped(buck
     download(bucket / RECORDS, tmp_path / "third")
     assert read(tmp_path / "third" / METRICS) == read(tmp_path / "second" / METRICS)
     assert [m["step"] for m in read(tmp_path / "third" / METRICS) if "batch_hash" in m] == [1, 2, 3, 4]
+
+
+def test_records_of_a_checkpoint_that_is_saved_during_an_upload_follow_it(tmp_path: Path, monkeypatch) -> None:
+    begun, ends, sent = threading.Event(), threading.Event(), list[str]()
+
+    def upload(folder: Path, *_: Any) -> None:
+        sent.append((folder / METRICS).read_text())
+        begun.set()
+        assert ends.wait(30)
+
+    monkeypatch.setattr(mirror, "upload", upload)
+    monkeypatch.setattr(mirror, "wait_for_all", lambda thread, *_: thread.join())
+    mesh, loop = SimpleNamespace(rank=0), SimpleNamespace(alive=lambda: None)
+    observer = mirror.Mirror("memory://records", tmp_path, mesh)  # type: ignore[arg-type]
+    for records in ("a", "ab", "abc"):
+        (tmp_path / METRICS).write_text(records)
+        observer.at_checkpoint(loop)  # type: ignore[arg-type]
+        assert begun.wait(30)
+    ends.set()
+    observer.finish(loop)  # type: ignore[arg-type]
+    assert sent == ["a", "abc"]

@@ -22,17 +22,27 @@ class Mirror(Observer):
         self._url = Remote(store) / RECORDS if store is not None and mesh.rank == 0 else None
         self._out, self._mesh = out, mesh
         self._thread: threading.Thread | None = None
+        self._due = threading.Event()  # set when a checkpoint is saved, also while an upload is in progress
 
     def at_checkpoint(self, loop: Loop) -> None:
-        if self._url is not None and (self._thread is None or not self._thread.is_alive()):
-            self._thread = threading.Thread(target=self._upload, args=(self._url,), daemon=True, name="mirror")
-            self._thread.start()
+        self._due.set()
+        self._begin()
 
     def finish(self, loop: Loop) -> None:
         wait_for_all(self._thread, self._mesh, loop.alive)
+        self._begin()  # where one became due just as the thread ended
+        wait_for_all(self._thread, self._mesh, loop.alive)
+
+    def _begin(self) -> None:
+        is_busy = self._thread is not None and self._thread.is_alive()
+        if self._url is not None and self._due.is_set() and not is_busy:
+            self._thread = threading.Thread(target=self._upload, args=(self._url,), daemon=True, name="mirror")
+            self._thread.start()
 
     def _upload(self, url: Remote) -> None:
-        try:
-            upload(self._out, url, records_in(self._out))
-        except (OSError, TriviumError) as error:
-            warn(f"the records were not copied to {url}: {error}")
+        while self._due.is_set():
+            self._due.clear()
+            try:
+                upload(self._out, url, records_in(self._out))
+            except (OSError, TriviumError) as error:
+                warn(f"the records were not copied to {url}: {error}")

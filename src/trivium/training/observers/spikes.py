@@ -95,8 +95,8 @@ class Rewind:
         """Return the newest intact checkpoint before the skipped batches, or None if training begins again, as none so
         old was ever saved; every rank calls this.
 
-        If this step failed again after a rewind to a checkpoint, an older one is used. Raises DataError if those that
-        could be used were deleted or tried, and CheckpointError if they are damaged.
+        If this step or a later one failed after a rewind to a checkpoint, an older one is used. Raises DataError if
+        those that could be used were deleted or tried, and CheckpointError if they are damaged.
         """
         names = found_by_first(self._refuse_deleted, self.mesh, DataError)
         tried = set(found_by_first(self._tried, self.mesh, DataError))
@@ -104,9 +104,10 @@ class Rewind:
         old = [self.root / name for name in within if step_of(name) not in tried]
         if not old and tried and (within or self._origin in tried):
             raise DataError(
-                f"step {self.step}: failed again after rewinds to {', '.join(f'step {s}' for s in sorted(tried))}, and "
-                f"no older checkpoint is left to go back to; nothing was left out or deleted. Lower training.lr (it is "
-                f"{self.config.lr:g}) in another --out, or set training.spikes.policy to skip, and run again"
+                f"step {self.step}: this step or a later one failed after rewinds to "
+                f"{', '.join(f'step {s}' for s in sorted(tried))}, and no older checkpoint is left to go back to; "
+                f"nothing was left out or deleted. Lower training.lr (it is {self.config.lr:g}) in another --out, or "
+                f"set training.spikes.policy to skip, and run again"
             )
         found, problems = first_intact(old[::-1], self.mesh, warn, alive)
         if problems and found is None:
