@@ -32,7 +32,7 @@ def test_the_command_that_a_refusal_names_has_the_text_to_train_on(call, monkeyp
     monkeypatch.setattr(this_host, "memory_bytes", lambda: LAPTOP.memory_bytes)
     monkeypatch.setattr(this_host, "cores", lambda: LAPTOP.cores)
     text = tmp_path / "text.txt"
-    text.write_text("Some words.\n\n" * 200)
+    text.write_text("Some words.\n\n" * 50_000)
     words = ("train", "--out", str(tmp_path / "run"), "--preset", "gpt-125m", "--set", "plan.batch.micro=16")
     refused = call(*words, "--data", str(text))
     assert refused.returncode == MachineError.exit_code
@@ -45,7 +45,7 @@ def test_the_command_that_a_refusal_names_has_the_text_to_train_on(call, monkeyp
 def test_a_command_whose_argument_names_the_model_is_named_with_it(call, monkeypatch, verb, tmp_path):
     monkeypatch.setattr(this_host, "memory_bytes", lambda: LAPTOP.memory_bytes)
     monkeypatch.setattr(this_host, "cores", lambda: LAPTOP.cores)
-    (tmp_path / "text.txt").write_text("Some words.\n\n" * 20000)
+    (tmp_path / "text.txt").write_text("Some words.\n\n" * 170_000)
     refused = call(*verb.split(), "--data", "text.txt", "--out", "run", "--set", "tokens.tokenizer=gpt2")
     assert refused.returncode == MachineError.exit_code and not (tmp_path / "run").exists()
     typed = next(line for line in refused.stderr.splitlines() if "settings that work" in line)

@@ -39,7 +39,7 @@ def done(monkeypatch):
     names = []
     for module in (train, train_data):
         monkeypatch.setattr(module, "perform", lambda stage, run, **_: names.append(stage.name))
-    monkeypatch.setattr(train_data, "adopt_into", lambda out, given, pairs: names.append(pairs))
+    monkeypatch.setattr(train_data, "adopt_into", lambda out, given, pairs, **_: names.append(pairs))
     monkeypatch.setattr(train_data, "large_losses", lambda run: [])
     return names
 
@@ -137,7 +137,30 @@ def test_a_run_that_stopped_goes_on_with_the_same_command(call, text, tmp_path, 
     ended = call(*command)
     assert ended.returncode == 0, ended.stderr
     assert "harvest: up to date" in ended.stdout and "train: done" in ended.stdout
+    kept = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    (tmp_path / "other.jsonl").write_text((tmp_path / text).read_text() * 2)
+    other = ("train", "--data", "other.jsonl", *command[3:])
+    refused = call(*other)
+    assert refused.returncode == 2
+    assert "run/harvest would be replaced, and run/training holds a training of 2 steps" in refused.stderr
+    assert all(path.read_bytes() == data for path, data in kept.items())
+    assert "up to date in run/training" in call("train", "--out", "run").stdout, "the remedy that the refusal names"
+    ended = call(*other, "--redo")
+    assert ended.returncode == 0 and "run/training is now in run/training.previous" in ended.stdout, ended.stderr
     shutil.rmtree(tmp_path / "run" / "training")
     ended = call("train", "--data", "run", "--out", "second", "--ranks", "1", "--preset", "run")
     assert ended.returncode == 0, ended.stderr
     assert "train: done" in ended.stdout and not (tmp_path / "second" / "harvest").exists()
+
+
+def test_an_empty_path_is_not_this_folder(call, text):
+    for words in (("--data", ""), ("--data", text, "--out", "")):
+        ended = call("train", *words, *SETS, "--dry-run")
+        assert ended.returncode == 2 and "is empty; give a file or folder" in ended.stderr
+
+
+def test_a_dry_run_shows_settings_of_the_training_first_and_reads_the_number_of_hosts(call, text):
+    told = call("train", "--data", text, "--out", "run", *SETS, "--dry-run").stdout
+    assert told.splitlines()[1].startswith("  training ") and "steps=2" in told.splitlines()[1]
+    refused = call("train", "--data", text, "--out", "run", *SETS, "--hosts", "banana", "--dry-run")
+    assert refused.returncode == 2 and "--hosts banana: must be MIN:MAX" in refused.stderr

@@ -27,7 +27,7 @@ from trivium.cli.run_config import Given, resolve
 from trivium.cli.settings import App, shows
 from trivium.cli.show import progress_of, say, say_either, table
 from trivium.cli.stage import Result, Run, perform
-from trivium.cli.tokenize import ADOPT, TOKENIZE, never_read_lines
+from trivium.cli.tokenize import ADOPT, TOKENIZE, never_read_lines, refuse_if_trained_on
 from trivium.cli.workspace import Workspace
 from trivium.errors import ConfigError, DataError
 from trivium.progress import Progress
@@ -359,8 +359,9 @@ def adopt_into(
     *,
     ended: bool = True,
     redo: bool = False,
+    retrains: bool = False,
 ) -> None:
-    """Make the tokens of a run directory of pairs, unless they are already."""
+    """Make the tokens of a run directory of pairs, unless they are already. retrains: a training of it begins anew."""
     from trivium.tokens.adopt import Pairs, adopt_pairs, source_names
 
     words = _tokenizer(given)
@@ -388,6 +389,8 @@ def adopt_into(
     stage = replace(STAGE, work=work, outside=lambda run: inputs)
     named = {file for prefix in sources.values() for file in _files(prefix)}
     moved = folder.is_dir() and any(p.is_symlink() and p.resolve() not in named for p in folder.iterdir())
+    if not moved:
+        refuse_if_trained_on(stage, run, redo=redo or retrains)
     perform(stage, run, redo=redo or moved)
 
 

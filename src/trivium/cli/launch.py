@@ -293,6 +293,8 @@ def _refuse_what_train_would(out: Path, given: Given, tokens: Path | None) -> No
     if ((tokens or out / "tokens") / MANIFEST).is_file():
         with suppress(MachineError):  # this machine only prints the file, so it may lack what the run needs
             would(out, given, tokens)
+    else:
+        say_aside(f"warning: {tokens or out / 'tokens'} has no tokens on this machine; the nodes must have them there")
 
 
 def _refuse_what_no_pod_has(out: Path, preset: str | None, tokens: Path | None) -> None:

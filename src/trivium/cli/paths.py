@@ -15,7 +15,9 @@ _URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://")
 
 
 def local_path(value: str | Path) -> Path:
-    """Return the path. Raises ConfigError for a URL: as a path, s3://bucket/run would be a folder named `s3:`."""
+    """Return the path. Raises ConfigError for an empty one, which would be this folder, and for a URL: as a path,
+    s3://bucket/run would be a folder named `s3:`."""
+    _refuse_empty(str(value), "a path")
     if found := _URL.match(str(value)):
         address = str(value)[found.end() :].partition("?")[0].rpartition("@")[2]
         name = address.rstrip("/").rpartition("/")[2] or "run"
@@ -27,12 +29,18 @@ def local_path(value: str | Path) -> Path:
     return Path(value)
 
 
+def _refuse_empty(value: str, what: str) -> None:
+    if not value:
+        raise ConfigError(f"{what} is empty; give a file or folder, and . for this folder")
+
+
 _BY_NAME = ("ftp", "sftp", "ssh", "smb")  # fsspec's packages for these take `username` and `password`
 
 
 def path_or_url(named: Path | str, option: str) -> Path | str:
     """A path, or a URL without secrets: its user name and password are handed to fsspec, here and in workers, as by its
     environment variable. Raises ConfigError where fsspec has no place for them."""
+    _refuse_empty(str(named), option)
     if isinstance(named, Path) or "://" not in named:
         return Path(named)
     parts = urlsplit(named)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from textwrap import wrap
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -71,7 +71,8 @@ def dry_run_lines(given: Given) -> tuple[list[str], list[str]]:
 
 
 def setting_lines(config: RunConfig) -> list[str]:
-    """List the settings that differ from the defaults, section by section, in few lines: long values are cut."""
+    """List the settings that differ from the defaults, section by section, in few lines: long values are cut, and
+    sections that no training reads come last."""
     sections: dict[str, list[str]] = {}
     for path, value in leaves(differing(config)):
         section, _, field = path.rpartition(".")
@@ -79,12 +80,17 @@ def setting_lines(config: RunConfig) -> list[str]:
         cut = text if len(text) <= VALUE_COLUMNS else f"{text[: VALUE_COLUMNS - 1]}…"
         sections.setdefault(section, []).append(f"{field}={cut}")
     width = {section: SECTION_COLUMNS if section else 0 for section in sections}
-    rows = [f"{section:{width[section]}}{' '.join(fields)}" for section, fields in sorted(sections.items())]
+    rows = [f"{section:{width[section]}}{' '.join(fields)}" for section, fields in sorted(sections.items(), key=_rank)]
     indent = " " * (SECTION_COLUMNS + 2)
     lines = [line for row in rows for line in wrap(f"  {row}", LINE_COLUMNS, subsequent_indent=indent)]
     if len(lines) > MOST_SETTING_LINES:
         lines = [*lines[: MOST_SETTING_LINES - 1], "  …"]
     return ["settings that differ from the defaults (in full: trivium config show):", *lines]
+
+
+def _rank(entry: tuple[str, Any]) -> tuple[bool, bool, str]:
+    top = entry[0].partition(".")[0]
+    return top not in ("", "training"), top != "plan", entry[0]
 
 
 NOTHING_DONE = "nothing was started or written"  # the last line of a dry run

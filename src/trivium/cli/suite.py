@@ -16,7 +16,7 @@ from trivium.cli.settings import App, shows
 from trivium.cli.show import progress_of, say, table
 from trivium.cli.stage import Run, perform
 from trivium.cli.train import TRAIN, steps_left
-from trivium.cli.train_data import prepare, tokens_at
+from trivium.cli.train_data import check_data, prepare, tokens_at
 from trivium.cli.workspace import Workspace, read_result
 from trivium.config import merge, parse_assignments
 from trivium.errors import ConfigError, DataError
@@ -70,9 +70,9 @@ def suite(
     tokens = _tokens_of(data, out)
     if tokens is None:
         planned = {size: open_run(out / size, given) for size, given in givens.items()}
+        check_data(made := out / DATA, next(iter(givens.values())), data, sets, verb="suite")
         _host_lines(planned, givens, words, insists=any_machine)  # rejects a training before the text is prepared
-        made = out / DATA
-        prepare(made, next(iter(givens.values())), data, sets, dry_run=False, verb="suite")
+        prepare(made, next(iter(givens.values())), data)
         tokens = made / "tokens"
     given_tokenizer = tokens / FILE
     if given_tokenizer.is_file():  # the published models have more rows than their tokenizer has ids

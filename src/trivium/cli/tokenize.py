@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trivium.checkpoint.format import published, step_of
 from trivium.cli.machine import cores
 from trivium.cli.options import (
     CORPUS_MADE,
@@ -24,11 +25,11 @@ from trivium.cli.options import (
 )
 from trivium.cli.run_config import RunConfig
 from trivium.cli.settings import App, shows
-from trivium.cli.stage import STARTED, Result, Run, Stage, State, perform
+from trivium.cli.stage import STARTED, Result, Run, Stage, State, is_current, perform
 from trivium.errors import ConfigError, DataError, nearest
 from trivium.progress import Progress
-from trivium.provenance import read_stamp, work_of
-from trivium.units import listed
+from trivium.provenance import STAMP, read_stamp, work_of
+from trivium.units import counted, listed
 
 if TYPE_CHECKING:
     from trivium.corpus.engine import Engine
@@ -158,6 +159,23 @@ def for_a_training(run: Run) -> str:
     """Why tokens are set aside where others take their place; nothing where no training began with them."""
     begun = (run.at.folder("training") / STARTED).is_file()
     return f"the training in {run.at.folder('training')} was begun with it" if begun else ""
+
+
+def refuse_if_trained_on(stage: Stage, run: Run, *, redo: bool) -> None:
+    """Raise ConfigError where the output of a stage would be replaced that a training with checkpoints was made from,
+    and that training does not begin anew."""
+    from trivium.training.record import checkpoints_of
+
+    folder, training = run.at.folder(stage.folder), run.at.folder("training")
+    if redo or not (folder / STAMP).is_file() or is_current(stage, run):
+        return
+    if saved := published(checkpoints_of(training, run.config.training.store)):
+        done = counted(step_of(saved[-1].name) or 0, "step")
+        raise ConfigError(
+            f"{folder} would be replaced, and {training} holds a training of {done} on what was made of it. Nothing "
+            f"was changed. To resume that training: trivium train --out {shlex.quote(str(run.at.root))}; to begin at "
+            f"step 0 with the new data, add --redo to this command; to keep both, name another --out"
+        )
 
 
 def _lines(result: Result) -> list[str]:

@@ -43,7 +43,7 @@ from trivium.cli.settings import App, shows
 from trivium.cli.show import layout_text, say
 from trivium.cli.stage import STARTED, TRAINS, Gone, Result, Run, Stage, State, belongs, perform, state_of
 from trivium.cli.tokenize import check_batch, check_vocabulary, never_read_lines
-from trivium.cli.train_data import prepare, tokens_at
+from trivium.cli.train_data import check_data, prepare, tokens_at
 from trivium.config import Tree, as_value, leaves, to_tree, written
 from trivium.cost.estimate import estimate
 from trivium.errors import CheckpointError, ConfigError, DataError
@@ -134,6 +134,10 @@ def train(asked: Asked) -> None:
     if raw is not None and under_torchrun(os.environ):
         first = shlex.join(["trivium", "corpus", "run", given.preset, "--data", raw, "--out", str(out)])
         raise ConfigError(f"--data {raw}: every process of this job would prepare it; run `{first}` before the job")
+    if asked.hosts is not None:
+        from trivium.cli.hosts import host_counts
+
+        host_counts(asked.hosts, resolve(given).plan)
     if asked.dry_run:
         lines, problems = dry_run_lines(given)
         for line in [*lines, *([] if problems else _never_read(given, tokens or out / "tokens"))]:
@@ -141,17 +145,20 @@ def train(asked: Asked) -> None:
         if problems:
             raise ConfigError("\n".join(problems))
         if raw is not None:
-            prepare(out, given, raw, sets, dry_run=True)
+            check_data(out, given, raw, sets)
+            prepare(out, given, raw, dry_run=True)
         for line in would(out, given, tokens) if raw is None else ():
             say(line)
         check_host(open_run(out, given, tokens=tokens), given, insists=asked.any_machine, redo=redo, words=words)
         say(NOTHING_DONE)
         return
     run, weights = with_weights(open_run(out, given, tokens=tokens))
+    if raw is not None:
+        check_data(out, given, raw, sets)
     if os.environ.get("LOCAL_RANK", "0") == "0":
         check_host(run, given, insists=asked.any_machine, redo=redo, words=words)
     if raw is not None:
-        prepare(out, given, raw, sets, dry_run=False)
+        prepare(out, given, raw, redo=redo)
         run = replace(run, tokens=None)
     if asked.hosts is not None and under_torchrun(os.environ):
         from trivium.cli.hosts import met_by_torchrun

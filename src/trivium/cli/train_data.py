@@ -10,7 +10,7 @@ from trivium.cli.paths import path_or_url
 from trivium.cli.run_config import Given
 from trivium.cli.show import say
 from trivium.cli.stage import Run, perform
-from trivium.cli.tokenize import TOKENIZE, check_batch
+from trivium.cli.tokenize import TOKENIZE, check_batch, refuse_if_trained_on
 from trivium.errors import DataError
 from trivium.units import counted
 
@@ -44,19 +44,20 @@ def pairs_at(data: str) -> list[str]:
     return [one for one in stems if Path(f"{one}.bin").is_file()]
 
 
-def prepare(
-    out: Path, given: Given, data: str | None, sets: list[str] | None, *, dry_run: bool, verb: str = "train"
-) -> None:
-    """Do everything that is missing between the data and the training. Finished work is not repeated.
+def check_data(out: Path, given: Given, data: str | None, sets: list[str] | None, *, verb: str = "train") -> None:
+    """Raise what would make `prepare` fail, before any work. data: None for the text of which `out` was made."""
+    if data is None or not pairs_at(data):
+        check_text(open_run(out, given, corpus=data), verb, sets)
 
-    data: None for the text of which `out` was made. Raises DataError before any work for text that cannot fill a batch.
-    """
+
+def prepare(out: Path, given: Given, data: str | None, *, dry_run: bool = False, redo: bool = False) -> None:
+    """Do everything that is missing between data that `check_data` accepts and the training. Finished work is not
+    repeated. redo: whether the training begins anew."""
     if data is not None and (pairs := pairs_at(data)):
         if not dry_run:
-            adopt_into(out, given, pairs)
+            adopt_into(out, given, pairs, retrains=redo)
         return
     run = open_run(out, given, corpus=data)
-    check_text(run, verb, sets)
     if dry_run:
         for line in listed_files(run, most=3):  # beside the price, in 40 lines
             say(line)
@@ -64,6 +65,7 @@ def prepare(
     run = replace(run, tokens=None)  # the tokens of this text, whatever was trained on here before
     refuse_changed(run)
     for stage in (HARVEST, CURATE, TOKENIZE):
+        refuse_if_trained_on(stage, run, redo=redo)
         perform(stage, run)
     for line in large_losses(run):
         say(line)

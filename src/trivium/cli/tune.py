@@ -26,7 +26,7 @@ from trivium.cli.settings import App, shows
 from trivium.cli.show import percent, percent_range, progress_of, say
 from trivium.cli.stage import Result, Run, Stage, perform
 from trivium.cli.teacher import Teacher, ask_teacher, first_pass_lines, taught, teacher_named
-from trivium.cli.tokenize import for_a_training
+from trivium.cli.tokenize import for_a_training, refuse_if_trained_on
 from trivium.cli.train import TRAIN, check_host, under_torchrun
 from trivium.cli.workspace import Workspace
 from trivium.config import Tree, leaves, merge, parse_assignments, to_tree
@@ -179,6 +179,7 @@ def _tune(asked: Asked, method: Method, given: Given, base: Base, teacher: Teach
     if asked.dry_run:
         _dry_run(asked, given, stage, run, teacher)
         return
+    refuse_if_trained_on(stage, run, redo=asked.redo)
     with _config_kept(run.at):
         perform(stage, run, redo=asked.redo)
     given = fitted(given, read_tokens_manifest(run.at.folder(stage.folder)), asked)
