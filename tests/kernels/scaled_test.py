@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import ScalingType
-from torch.nn.functional import scaled_mm as real_scaled_mm
 
 from trivium.kernels.arithmetic import Arithmetic
 from trivium.kernels.cuda import scaled
@@ -146,15 +145,16 @@ def test_torchs_kernel_of_codes_equals_the_product_of_their_values(recipe: str, 
         assert torch.allclose(operations_of("cpu").scaled_product(a, b, torch.float32), expected, rtol=1e-5, atol=1e-5)
 
 
-def multiplied(*given: Any, output_dtype: Any) -> Tensor:
+def multiplied(a: Tensor, b: Tensor, of_a: Any, by_a: Any, _: Any, of_b: Any, by_b: Any, *more: Any) -> Tensor:
     """The kernel of cuBLAS for blocks, by its documented shapes and strides."""
+
+    def fake(x: Tensor) -> Tensor:
+        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cuda")
+
     with FakeTensorMode():  # torch's own check of the shapes
-        fake = [
-            torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cuda") if isinstance(x, Tensor) else x
-            for x in given
-        ]
-        assert real_scaled_mm(*fake, output_dtype=output_dtype).dtype == output_dtype
-    a, b, of_a, recipe_a, of_b, recipe_b = given
+        given = fake(a), fake(b), [fake(of_a[0])], by_a, [], [fake(of_b[0])], by_b, *more
+        assert torch.ops.aten._scaled_mm_v2(*given).dtype == more[-1]
+    (of_a,), (of_b,), (recipe_a,), (recipe_b,) = of_a, of_b, map(ScalingType, by_a), map(ScalingType, by_b)
     (M, K), (_, N), one = a.shape, b.shape, ScalingType.BlockWise1x128
     columns = K // 128
     assert recipe_a == one and M % 16 == 0 and b.stride(0) == 1
@@ -163,7 +163,7 @@ def multiplied(*given: Any, output_dtype: Any) -> Tensor:
     assert (of_b.shape, of_b.stride()) == (((N, columns), (1, N)) if recipe_b == one else ((wide, N // 128), (1, wide)))
     right = of_b if recipe_b == one else of_b[:columns].T.repeat_interleave(128, 0)
     left = a.float() * of_a.repeat_interleave(128, 1)
-    return (left @ (b.float().T * right.repeat_interleave(128, 1)).T).to(output_dtype)
+    return (left @ (b.float().T * right.repeat_interleave(128, 1)).T).to(more[-1])
 
 
 @pytest.mark.parametrize("shape", [(128, 256, 512), (5, 384, 640), (17, 128, 256)])
@@ -173,7 +173,7 @@ def test_blocks_reach_the_kernel_of_hopper_as_it_wants_them(monkeypatch, shape: 
     of = products("block", E4M3, block=128)
     a, b = of.quantised(drawn(M, K), "gradients", "TO"), of.quantised(drawn(N, K, seed=1), operand, "IO")
     expected = product_of_values(a, b, torch.float32)
-    monkeypatch.setattr(scaled.F, "scaled_mm", multiplied)
+    monkeypatch.setattr(scaled, "multiply", multiplied)
     assert torch.allclose(product_by_blocks(a, b, torch.float32), expected, rtol=1e-5, atol=1e-4)
     monkeypatch.setattr(scaled, "_takes_blocks", lambda *_: False)  # an earlier or later GPU
     assert torch.equal(scaled_product(a, b, torch.float32), expected)

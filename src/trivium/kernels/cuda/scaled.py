@@ -12,6 +12,7 @@ from trivium.kernels.scaled import Quantised, product_of_values
 
 Tensor = torch.Tensor
 
+multiply = torch.ops.aten._scaled_mm_v2  # what F.scaled_mm calls, which torch.compile cannot trace
 MULTIPLE = 16  # of K and of the rows of both factors
 BLOCK = 128  # numbers that share a scale along K, and rows where the scale is of several
 
@@ -60,8 +61,8 @@ def product_by_blocks(a: Quantised, b: Quantised, dtype: torch.dtype) -> Tensor:
     else:
         of_right, recipe = _within(b.inverse, len(b.inverse), -(-columns // 4) * 4), ScalingType.BlockWise128x128
     of_left = _within(a.inverse.T, columns, len(left))
-    one = ScalingType.BlockWise1x128
-    found = F.scaled_mm(left, b.codes.T, of_left.T, one, of_right.T, recipe, output_dtype=dtype)
+    recipes = [ScalingType.BlockWise1x128.value], [recipe.value]
+    found: Tensor = multiply(left, b.codes.T, [of_left.T], recipes[0], [], [of_right.T], recipes[1], [], None, dtype)
     return found[: len(a.codes)]
 
 
