@@ -123,3 +123,53 @@ def test_a_label_means_what_it_means_on_the_web(label, codec, text):
     for page in (f'<meta charset="{label}">{text}', f'<?xml version="1.0" encoding="{label}"?>{text}'):
         assert decode(page.encode(codec), None) == page
     assert decode(text.encode(codec), f" {label.upper()} ") == text
+
+
+RUSSIAN = "Съешь ещё этих мягких французских булок, да выпей чаю. " * 5
+KOREAN = "대한민국의 수도인 서울은 한강을 끼고 있으며 인구가 많다. " * 5
+CZECH = "Příliš žluťoučký kůň úpěl ďábelské ódy – „vše“. " * 5
+GREEK = "Το γρήγορο καφέ αλεπού πηδάει πάνω από το τεμπέλικο σκυλί. " * 5
+HEBREW = "כל הזכויות שמורות לבעלי האתר הזה בישראל. " * 5
+JAPANESE = "これは日本語の文章です。東京は日本の首都である。" * 5
+
+
+@pytest.mark.parametrize(
+    ("label", "codec", "text", "added", "read"),
+    [
+        ("windows-1251", "cp1251", RUSSIAN, "Иван".encode(), "Р\x98РІР°РЅ"),
+        ("windows-1250", "cp1250", CZECH, b"\x81", "\x81"),
+        ("windows-1253", "cp1253", GREEK, b"\xd2", "\ufffd"),
+        ("windows-1255", "cp1255", HEBREW, b"\xff", "\ufffd"),
+        ("iso-8859-7", "iso8859-7", GREEK, b"\xff", "\ufffd"),
+        ("euc-kr", "euc-kr", KOREAN, b"\xff", "\ufffd"),
+        ("euc-kr", "euc-kr", KOREAN, "강".encode("euc-kr")[:1], "\ufffd"),
+        ("iso-2022-jp", "iso2022_jp", JAPANESE, b"\xff", "\ufffd"),
+        ("utf-8", "utf-8", CZECH, b"\x98", "\ufffd"),
+        ("utf-8", "utf-8", CZECH, b"\x98" * 15, "\ufffd" * 15),
+    ],
+)
+def test_damage_of_one_character_does_not_change_the_encoding(label, codec, text, added, read):
+    meta = f'<meta charset="{label}">'
+    for server, page in ((label, text), (None, meta + text), ("iso-8859-1", meta + text), (label, meta + text)):
+        assert decode(page.encode(codec) + added, server) == page + read
+
+
+@pytest.mark.parametrize("label", ["windows-1253", "windows-1255", "euc-kr", "gbk", "big5", "utf-8"])
+@pytest.mark.parametrize(("codec", "text"), [("cp1251", RUSSIAN), ("koi8-r", RUSSIAN), ("cp1250", CZECH)])
+def test_a_wrong_statement_in_which_much_is_damage_is_ignored(label, codec, text):
+    assert decode(text.encode(codec), label) == text
+
+
+def test_korean_is_recognised_without_a_statement():
+    assert decode(KOREAN.encode("euc-kr"), None) == KOREAN
+
+
+def test_a_byte_that_a_windows_encoding_does_not_define_is_a_control_character():
+    for number in (*range(1250, 1259), 874):
+        codec = f"cp{number}"
+        text = bytes(byte for byte in range(0xA0, 0x100) if bytes([byte]).decode(codec, "ignore")).decode(codec) * 50
+        for byte in range(0x80, 0xA0):
+            one = bytes([byte])
+            assert decode(text.encode(codec) + one, f"windows-{number}")[-1] == (
+                one.decode(codec, "ignore") or chr(byte)
+            )

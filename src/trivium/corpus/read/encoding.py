@@ -1,6 +1,7 @@
 """Decode bytes of unknown encoding as text without errors and without lone surrogates."""
 
 import codecs
+import itertools
 import re
 from collections.abc import Iterator
 from types import MappingProxyType
@@ -19,7 +20,12 @@ _OF_THE_WEB = MappingProxyType(
     {"shift_jis": "cp932", "euc_kr": "cp949", "gbk": "gb18030", "big5": "big5hkscs", "iso8859-11": "cp874"}
 )
 _LABELS = MappingProxyType(
-    {"x-user-defined": "cp1252", "x-mac-cyrillic": "mac-cyrillic", "x-mac-ukrainian": "mac-cyrillic"}
+    {
+        "x-user-defined": "cp1252",
+        "x-mac-cyrillic": "mac-cyrillic",
+        "x-mac-ukrainian": "mac-cyrillic",
+        "cp949": "cp949",  # as detection names it
+    }
 )
 _LABEL = rb"[\"']?\s*+([\w.:-]{1,40})"
 _COMMENT_OR_META = re.compile(rb"<!--.*?(?:-->|\Z)|<meta[\s/]([^>]{0,2000})", re.I | re.S)
@@ -32,11 +38,32 @@ _DETECTION_BYTES = 1 << 17
 _BEFORE_BYTES = 1 << 10  # given to detection before the first byte that is not ASCII
 _NOT_ASCII = re.compile(rb"[\x80-\xff]")
 _MIN_UTF_8 = 4  # bytes beyond the number of characters; that many are not valid UTF-8 by accident
+_DAMAGE = re.compile("[\x80-\x9f\ufffd]")
+# The largest share of damage among the characters beyond ASCII in a page that is damaged UTF-8, or in the encoding that
+# it states. Other bytes are rarely valid UTF-8; in a wrong encoding of another kind, often only 3 % are damage.
+_MAX_DAMAGE_UTF_8, _MAX_DAMAGE_STATED = 0.2, 0.02
+_MOSTLY = 0.5  # Latin-1, in which nearly nothing is damage, comes before encodings in which more is
+
+
+def _replacement(error: UnicodeError) -> tuple[str, int]:
+    """Decode a byte that an 8-bit codec does not define as the HTML standard does, and replace any other.
+
+    The standard defines 0x80 to 0x9F in all 8-bit encodings, where Python's codecs of Windows have holes.
+    """
+    if not isinstance(error, UnicodeDecodeError):
+        raise error
+    byte = error.object[error.start]
+    is_control = error.encoding == "charmap" and 0x80 <= byte < 0xA0
+    return chr(byte) if is_control else "\ufffd", error.end
+
+
+_ON_ERROR = "trivium-html"
+codecs.register_error(_ON_ERROR, _replacement)
 
 
 def decode(body: bytes, charset: str | None) -> str:
     """Decode by byte order mark, the stated charset, the page's own statement, or detection."""
-    return without_surrogates(body.decode(encoding_of(body, charset), "replace"))
+    return without_surrogates(body.decode(encoding_of(body, charset), _ON_ERROR))
 
 
 class Decoder:
@@ -50,7 +77,7 @@ class Decoder:
         if self._codec is None:
             if block.isascii() and not _SHIFT.search(block):
                 return block.decode("ascii")
-            self._codec = codecs.getincrementaldecoder(encoding_of(block, None, whole=last))("replace")
+            self._codec = codecs.getincrementaldecoder(encoding_of(block, None, whole=last))(_ON_ERROR)
         return without_surrogates(self._codec.decode(block, final=last))
 
 
@@ -59,12 +86,13 @@ def encoding_of(body: bytes, charset: str | None, *, whole: bool = True) -> str:
 
     The order is: a byte order mark, the server's `charset`, the page's own statement, detection. There are two
     exceptions. Text that is valid UTF-8 in several places is UTF-8, whatever is stated. And servers state Latin-1 for
-    any text, so UTF-8 and the page's own statement precede it. whole: False if `body` may end inside a character.
+    any text, so UTF-8 and the page's own statement precede it. If nothing stated decodes `body` without errors, then
+    UTF-8 or a statement with few errors precedes detection. whole: False if `body` may end inside a character.
     """
     marked = next((name for mark, name in (*_BOMS, *_WIDE_XML) if body.startswith(mark)), None)
     if marked:
         return marked
-    if _SHIFT.search(body) and _fits(body, _JIS, whole):
+    if _SHIFT.search(body) and _damage(body, _JIS, whole) <= _MAX_DAMAGE_UTF_8:
         return _JIS
     stated = _known(charset)
     if stated and stated.startswith(_UTF_16) and _fits(body, stated, whole):
@@ -73,17 +101,24 @@ def encoding_of(body: bytes, charset: str | None, *, whole: bool = True) -> str:
     says: list[str | None] = [*own, stated] if stated == _ANYTHING else [stated, *own]
     if _is_surely_utf_8(body, whole):
         return "utf-8"
-    for name in [*says, "utf-8"]:
-        if name == _ANYTHING and _fits(body, "utf-8", whole):
-            return "utf-8"
-        if name and _fits(body, name, whole):
+    before = [name for name in itertools.takewhile(lambda name: name != _ANYTHING, says) if name]
+    for name in (*before, "utf-8"):
+        if _fits(body, name, whole):
             return name
-    found = _known(detect_encoding(body, max_len=_DETECTION_BYTES, from_html_meta=True))
-    if found and _fits(body, found, whole):
-        return found
-    first = _NOT_ASCII.search(body)
-    begin = max(0, first.start() - _BEFORE_BYTES) if first else 0
-    return _known(detect_encoding(body[begin:], max_len=_DETECTION_BYTES)) or stated or "utf-8"
+    likely = dict.fromkeys(["utf-8", *before], _MAX_DAMAGE_STATED) | {"utf-8": _MAX_DAMAGE_UTF_8}
+    damage = {name: _damage(body, name, whole) for name in likely}
+    for name, most in likely.items():
+        if damage[name] <= most:
+            return name
+    if _ANYTHING in says and _fits(body, _ANYTHING, whole):
+        return _ANYTHING
+    for name in _detected(body):
+        damage[name] = _damage(body, name, whole)
+        if not damage[name]:
+            return name
+    if _ANYTHING in says:
+        damage.setdefault(_ANYTHING, _MOSTLY)
+    return min(damage, key=damage.__getitem__)
 
 
 def without_surrogates(text: str) -> str:
@@ -118,6 +153,23 @@ def _label_of(meta: bytes) -> bytes:
         return attributes[b"charset"].strip()
     found = _CHARSET.search(attributes.get(b"content", b"")) if b"http-equiv" in attributes else None
     return found[1] if found else b""
+
+
+def _detected(body: bytes) -> Iterator[str]:
+    """Yield the codecs that detection finds, in the page and in the part around its first byte that is not ASCII."""
+    first = _NOT_ASCII.search(body)
+    around = body[max(0, first.start() - _BEFORE_BYTES) :] if first else body
+    for part in (body, around):
+        # Renamed for HTML, an encoding that resiliparse does not know would be UTF-8.
+        name = _known(detect_encoding(part, max_len=_DETECTION_BYTES, html5_compatible=False))
+        if name:
+            yield name
+
+
+def _damage(body: bytes, name: str, whole: bool) -> float:
+    """Return the share of replacement and control characters among those beyond ASCII."""
+    text = codecs.getincrementaldecoder(name)("replace").decode(body, whole)
+    return len(_DAMAGE.findall(text)) / max(1, len(text) - len(text.encode("ascii", "ignore")))
 
 
 def _is_surely_utf_8(body: bytes, whole: bool) -> bool:
