@@ -10,7 +10,7 @@ import pytest
 
 from trivium.corpus.config import ReadConfig
 from trivium.corpus.document import Trouble
-from trivium.corpus.read.streams import ZSTD, Lost, chunks
+from trivium.corpus.read.streams import ZSTD, Chunk, Lost, chunks
 from trivium.corpus.read.warc_frames import Frame, frames
 
 pytestmark = pytest.mark.timeout(100)
@@ -46,3 +46,25 @@ def test_records_within_a_record_of_a_wrong_length_are_each_read_once():
     made = HEAD % (len(inner) - 100) + inner
     found = list(frames(chunks(io.BytesIO(made), LIMITS), LIMITS))
     assert sum(isinstance(item, Frame) for item in found) == 100_000
+
+
+# Every 17 bytes begins a record whose head extends over all others. The first kind has no empty line; the second has
+# one, before which the head is damaged.
+HEADS = [b"\nWARC/1.0\nWARC-" * 400_000, (b"\nWARC/1.0\nWARC-a:" * 3500 + b"\nnofield\n\n") * 60]
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("made", HEADS, ids=["endless", "damaged"])
+def test_heads_within_heads_are_each_read_once(made):
+    made = HEAD % 10 + made + HEAD % 3 + b"abc"
+    found = list(frames(chunks(io.BytesIO(made), LIMITS), LIMITS))
+    assert [item.block for item in found if isinstance(item, Frame)] == [b"abc"]
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("end", [b"\r\nContent-Length: 99999\r\n\r\n", b""], ids=["whole", "endless"])
+def test_a_head_before_many_chunks_is_not_read_with_each(end):
+    head = b"WARC/1.0" + b"\na:" * 21_000 + end
+    parts = [Chunk(head, 0), *(Chunk(b"a", at) for at in range(1, 30_000))]
+    (found,) = frames(parts, LIMITS)
+    assert isinstance(found, Lost)

@@ -32,9 +32,9 @@ class Head(NamedTuple):
         return ", ".join(self.fields.get(name.lower(), ()))
 
 
-def head_end(data: bytes | bytearray, start: int = 0, stop: int | None = None) -> int | None:
-    """Return where the body after the head at `start` begins, or None if no empty line precedes `stop`."""
-    found = _EMPTY_LINE.search(data, start, len(data) if stop is None else stop)
+def head_end(data: bytes, start: int) -> int | None:
+    """Return where the body after the head at `start` begins, or None if there is no empty line."""
+    found = _EMPTY_LINE.search(data, start)
     return found.end() if found else None
 
 
@@ -75,7 +75,11 @@ _LENGTH = re.compile(r"\d{1,15}", re.A)
 _VERSION = rb"WARC/\d\.\d{1,2}[ \t\r]{0,4}\n"
 _FIRST = re.compile(_VERSION, re.I)
 # The first line of a record and the beginning of a field, which are searched for in bytes of any kind.
-_BEGIN = re.compile(rb"(?:\A|\n)(?=" + _VERSION + rb"(?:WARC|Content)-)", re.I)
+_BEGIN_FIELDS = _VERSION + rb"(?:WARC|Content)-"
+_BEGIN = re.compile(rb"(?:\A|\n)(?=" + _BEGIN_FIELDS + rb")", re.I)
+# The end of a head, or where it breaks off because another record begins. If heads could contain the beginnings of
+# others, each would be read to the end of all.
+_HEAD_END = re.compile(rb"\n(?:(?P<body>[ \t\r]*\n)|(?=" + _BEGIN_FIELDS + rb"))", re.I)
 _BLANK = re.compile(rb"[\r\n]+")
 _BEGIN_BYTES = 32  # number of bytes that _BEGIN needs
 _MAX_HEAD_BYTES = 1 << 16
@@ -127,6 +131,7 @@ class _Framer:
         self._at = 0  # where the buffer begins or, in a compressed file, the member last added
         self._packed = False
         self._searching = False
+        self._needed = 0  # bytes without which the record at the front cannot be complete
 
     def add(self, chunk: Chunk) -> None:
         if chunk.packed or not self._buffer:
@@ -135,7 +140,8 @@ class _Framer:
 
     def take(self, *, at_end: bool) -> Iterator[Frame | Lost]:
         """Yield the records that are complete. at_end: nothing will be added."""
-        while self._buffer:
+        while self._buffer and (at_end or len(self._buffer) >= self._needed):
+            self._needed = 0
             if self._searching:
                 found = _BEGIN.search(self._buffer)
                 self._drop(found.end() if found else max(0, len(self._buffer) - (0 if at_end else _BEGIN_BYTES)))
@@ -162,12 +168,14 @@ class _Framer:
             return None
         if not _FIRST.match(buffer):
             return self._lost(Trouble.NOT_A_RECORD, f"{bytes(buffer[:20])!r} begins no record", 1)
-        body = head_end(buffer, stop=_MAX_HEAD_BYTES)
-        if body is None and len(buffer) < _MAX_HEAD_BYTES and not at_end:
+        found = _HEAD_END.search(buffer, 0, _MAX_HEAD_BYTES)
+        is_cut = found is None and len(buffer) < _MAX_HEAD_BYTES
+        if is_cut and not at_end:
+            self._needed = min(2 * len(buffer), _MAX_HEAD_BYTES)
             return None
+        body = found.end() if found and found["body"] else None
         head = None if body is None else parse_head(bytes(buffer[:body]))
         if body is None or head is None:
-            is_cut = body is None and len(buffer) < _MAX_HEAD_BYTES
             return self._lost(Trouble.CUT if is_cut else Trouble.NOT_A_RECORD, "the record's header does not end", 1)
         stated = head.get("Content-Length")
         if not _LENGTH.fullmatch(stated):
@@ -179,6 +187,7 @@ class _Framer:
             return self._lost(Trouble.TOO_LONG, what, body)
         end = body + length
         if len(buffer) < end:
+            self._needed = end
             what = f"there are {len(buffer) - body} of the {length} bytes the record states"
             return self._lost(Trouble.CUT, what, body) if at_end else None
         behind = bytes(buffer[end : end + len(_END) + _BEGIN_BYTES])
