@@ -19,7 +19,8 @@ def _split(value: object) -> object:
 class ReadConfig(Config):
     """The field with the text of a row, and the size beyond which an item is quarantined unread.
 
-    Memory stays within a few times `longest_bytes`. A zstd frame with a wide window takes up to 2 GiB more.
+    Memory stays within a few times `longest_bytes`, or up to 40 times if a JSON row of that size consists of small
+    values. A zstd frame with a wide window takes up to 2 GiB more.
     """
 
     # fields that may hold a row's text: the first one with text is used; `data.text` names a nested field

@@ -44,11 +44,27 @@ def test_other_fields_of_a_row_become_metadata(tmp_path):
     ]
     days = pa.array([19_000], pa.date32()), pa.array([2**62], pa.timestamp("us"))
     columns = {name: [value] for name, value in row.items()} | {"day": days[0], "never": days[1]}
+    moment = datetime(2021, 1, 15, 7, 30)
+    columns |= {f"at_{unit}": pa.array([moment], pa.timestamp(unit, "Europe/Berlin")) for unit in ("ms", "us")}
+    columns |= {
+        "price": pa.array([Decimal("1.50")], pa.decimal128(9, 2)),
+        "zone": pa.array([0], pa.timestamp("ms", "?")),
+    }
+    said |= {"at_ms": "2021-01-15 07:30:00.000Z", "at_us": "2021-01-15 07:30:00.000000Z", "price": "1.50"}
+    said |= {"zone": "1970-01-01 00:00:00.000Z"}
     pq.write_table(pa.table(columns | {"vector": [[1.0, 2.0]], "packed": [b"\xff"]}), tmp_path / "a.parquet")
     (document,) = read_any(tmp_path / "a.parquet", source="s")
     assert document.metadata.pop("never").startswith("<value out of range")
     assert document.metadata == said | {"day": "2022-01-08"}
     assert json.loads(json.dumps(document.metadata)) == document.metadata
+
+
+@pytest.mark.parametrize("names", [["text", "text"], ["text", "id", "id"], ["text", "metadata", "metadata"]])
+def test_two_columns_of_one_name_are_refused(tmp_path, names):
+    pq.write_table(pa.Table.from_arrays([pa.array(["a"])] * len(names), names=names), tmp_path / "a.parquet")
+    (damage,) = read_any(tmp_path / "a.parquet", source="s")
+    assert damage.trouble == Trouble.PARQUET
+    assert f"several columns are called {names[-1]!r}; rename all but one" in damage.detail
 
 
 def test_a_text_beyond_the_limit_is_damage_in_a_table_too(tmp_path):

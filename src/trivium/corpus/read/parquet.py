@@ -36,11 +36,12 @@ class _Table(NamedTuple):
 def read_parquet(file: BinaryIO, path: Path | str, source: str, limits: ReadConfig) -> Iterator[Document | Damage]:
     """Yield the rows of a Parquet file. A row group that cannot be read costs no other one."""
     texts = {part for name in limits.text for part in (name, name.partition(".")[0])}
+    wanted = {*texts, *OWN_FIELDS, "metadata"}
     try:
         if problem := footer_problem(file):
             yield Damage(path, Trouble.BOMB, problem)
             return
-        table = _opened(file, texts)
+        table = _opened(file, wanted)
     except (pa.ArrowException, OSError, ValueError, IndexError, MemoryError) as error:
         yield Damage(path, Trouble.PARQUET, f"its footer cannot be read: {error}")
         return
@@ -48,13 +49,16 @@ def read_parquet(file: BinaryIO, path: Path | str, source: str, limits: ReadConf
         what = f"no column is called any of: {', '.join(limits.text)} (harvest.read.text)"
         yield Damage(path, Trouble.NO_TEXT, what)
         return
+    if repeated := sorted(name for name in wanted if table.columns.count(name) > 1):
+        yield Damage(path, Trouble.PARQUET, f"several columns are called {repeated[0]!r}; rename all but one")
+        return
     first = 0
     for group, rows in enumerate(table.rows):
         yield from _read_group(table, group, first, path, source, limits)
         first += rows
 
 
-def _opened(file: BinaryIO, texts: Collection[str]) -> _Table:
+def _opened(file: BinaryIO, wanted: Collection[str]) -> _Table:
     """Raises ValueError if row groups share bytes, so that a small file has any number of rows."""
     table = pq.ParquetFile(file, page_checksum_verification=True)
     known = table.metadata
@@ -63,7 +67,6 @@ def _opened(file: BinaryIO, texts: Collection[str]) -> _Table:
     lists = [one.path for one in leaves if one.max_repetition_level and one.physical_type == "BYTE_ARRAY"]
     if lists:
         table = pq.ParquetFile(file, metadata=known, read_dictionary=lists, page_checksum_verification=True)
-    wanted = {*texts, *OWN_FIELDS, "metadata"}
     columns = [field.name for field in table.schema_arrow if field.name in wanted or _is_plain(field.type)]
     numbers = {number for number, one in enumerate(leaves) if one.path.partition(".")[0] in columns}
     groups = [known.row_group(number) for number in range(known.num_row_groups)]
@@ -172,7 +175,8 @@ def _is_plain(kind: pa.DataType) -> bool:
         or kinds.is_boolean(kind)
         or kinds.is_time(kind)
         or kinds.is_date(kind)
-        or (kinds.is_timestamp(kind) and kind.tz is None)  # a time zone needs a database of time zones
+        or kinds.is_timestamp(kind)
+        or kinds.is_decimal(kind)
     )
 
 
@@ -188,7 +192,10 @@ def _readable(column: pa.Array) -> pa.Array:
     """Return the column in a type whose values Python and JSON can represent."""
     if pa.types.is_float16(column.type):
         return column.cast(pa.float32())
-    return column.cast(pa.string()) if pa.types.is_temporal(column.type) else column
+    if pa.types.is_timestamp(column.type) and column.type.tz is not None:
+        # The stored number counts from 1970 in UTC. Text in the zone itself would need a database of time zones.
+        return pc.binary_join_element_wise(column.cast(pa.timestamp(column.type.unit)).cast(pa.string()), "Z", "")
+    return column.cast(pa.string()) if pa.types.is_temporal(column.type) or pa.types.is_decimal(column.type) else column
 
 
 def _in_json(value: Any) -> Any:

@@ -35,8 +35,7 @@ def read_any(
 
     HTML is not extracted yet (metadata `raw`). A text longer than `longest` characters is cut into several documents,
     whatever kind of file contains it, or only in text files without `cut_rows`. A page of HTML is not cut, because its
-    text is not known yet. Memory stays within
-    a few times `limits.longest_bytes`, whatever the file's size.
+    text is not known yet. `ReadConfig` bounds the memory, whatever the file's size.
     """
     try:
         for item in _items(path, source, longest, limits):
