@@ -117,3 +117,40 @@ def test_a_ramp_that_the_layout_does_not_divide_is_left_out_and_said(told) -> No
 def test_what_cannot_be_planned_is_refused(given, gpus, told_of) -> None:
     with pytest.raises(ConfigError, match=told_of):
         resolve(planned(given, gpus, None)).checked()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("plan.layout.pipeline=2", "plan.layout.tensor=2", "plan.layout.order=[tensor,data,context,pipeline]"),
+        ("plan.recompute.mode=attention", "plan.recompute.every=3"),
+        ("plan.layout.context=4", "plan.context_attention=ulysses"),
+    ],
+    ids=lambda settings: settings[-1].partition("=")[0],
+)
+def test_what_the_search_does_not_vary_is_in_the_price_that_is_told(told, settings: tuple[str, ...]) -> None:
+    config = resolve(planned(Given("llama-3-8b", (*QUICK[:2], *settings)), 16, None, told.append)).checked()
+    price = estimate(config.plan, machine_of(config.machine))
+    assert price.fits and f": {format_seconds(price.seconds)}, " in told[0]
+    assert f"with {settings[-1].partition('=')[0]} as set, which the search did not vary" in told[0]
+
+
+def test_a_layout_that_does_not_fit_with_what_is_set_is_refused(told) -> None:
+    sets = (*QUICK, "plan.layout.pipeline=2", "plan.layout.data=1", "plan.partition.layers=[2,30]")
+    with pytest.raises(ConfigError, match="does not vary plan.partition.layers, .* found does not fit: a rank needs"):
+        planned(Given("llama-3-8b", (*sets, "plan.layout.tensor=2")), 4, None, told.append)
+
+
+@pytest.mark.parametrize("setting", ["plan.cuda_graphs=true", "plan.layout.chunks=2"])
+def test_only_layouts_that_allow_what_is_set_are_searched(told, setting: str) -> None:
+    quick = ("search.finalists=4", "search.micro=[1]", "search.context=[1]")
+    config = resolve(planned(Given("llama-3-8b", (*quick, setting)), 16, None, told.append)).checked()
+    assert config.plan.cuda_graphs or config.plan.layout.chunks == 2
+
+
+def test_the_order_of_ranks_of_a_config_does_not_stay_with_another_layout(told, tmp_path: Path) -> None:
+    order = "[tensor, data, context, pipeline]"
+    text = f"base: llama-3-8b\nplan:\n  layout: {{tensor: 2, pipeline: 2, data: 2, order: {order}}}\n"
+    (tmp_path / "own.yaml").write_text(text)
+    plan = resolve(planned(Given(str(tmp_path / "own.yaml"), QUICK), 16, None, told.append)).checked().plan
+    assert plan.layout.order == Layout().order

@@ -143,6 +143,13 @@ def test_a_search_tells_what_taking_heads_in_turns_would_save_its_winner():
     assert told == turns_misses(best.plan, SELENE, best.seconds, LIMIT) and len(told) == 1
 
 
+def test_heads_in_turns_take_no_credit_for_a_partition_that_they_drop():
+    plan = long_headed(precision={"weights": "bf16"})
+    layers = [plan.model.layers - 3, 1, 1, 1]
+    uneven = long_headed(precision={"weights": "bf16"}, partition={"layers": layers})
+    assert turns_misses(uneven, SELENE, estimate(uneven, SELENE).seconds, LIMIT) == []
+
+
 def test_heads_are_not_to_be_taken_in_turns_where_nobody_waits_for_them_or_there_is_no_room():
     plan = long_headed(precision={"weights": "bf16"})
     seconds = estimate(plan, SELENE).seconds

@@ -97,7 +97,8 @@ def turns_misses(plan: Plan, machine: Machine, seconds: float, limit: float) -> 
     """
     layout, stages = plan.layout, 2 * plan.layout.pipeline
     eighths = head_length(plan.model, stages)
-    if layout.pipeline == 1 or plan.heads_in_turns or plan.schedule == "given" or eighths < MIN_HEAD_EIGHTHS:
+    has_own = plan.schedule == "given" or plan.partition != Partition()  # the saving would include that of leaving it
+    if layout.pipeline == 1 or plan.heads_in_turns or has_own or eighths < MIN_HEAD_EIGHTHS:
         return []
     chunked = layout.model_copy(update={"chunks": 2})
     turns = plan.model_copy(update={"schedule": "zb-turns", "layout": chunked, "partition": Partition()})
