@@ -216,7 +216,7 @@ def test_a_prepared_run_has_all_that_a_training_reads(models: Path, data: str, p
         (("--data", "none.jsonl"), 4, "--data none.jsonl does not exist"),
         (("--out", "."), 2, "lies in --data"),
         (("--data", "unanswered.jsonl"), 4, "line 2: "),
-        (("--epochs", "-1"), 2, "--epochs"),
+        *((("--epochs", epochs), 2, f"--epochs ({epochs}) must be above 0") for epochs in ("-1", "0", "nan", "inf")),
     ],
 )
 def test_what_cannot_be_tuned_is_refused_before_anything_is_written(

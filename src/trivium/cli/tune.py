@@ -62,6 +62,7 @@ from trivium.units import counted
 from trivium.untrusted import read_bytes
 
 ANSWERS_ASKED = 200  # held-out answers that the model gives before and after the training
+MOST_EPOCHS = 1_000_000
 SURVEYED_CONVERSATIONS = 64  # longest conversations, whose tokens decide the length of the sequences
 _LENGTH = "plan.model.sequence"
 
@@ -99,9 +100,7 @@ class Asked:
             f"objective: {', '.join(PREFERENCES)}.",
         ),
     ] = ADAPTERS
-    epochs: Annotated[
-        float, typer.Option("--epochs", metavar="X", min=0.0, help="How often each conversation is read.")
-    ] = 3.0
+    epochs: Annotated[float, typer.Option("--epochs", metavar="X", help="How often each conversation is read.")] = 3.0
     teacher: Annotated[
         Path | None,
         typer.Option(
@@ -155,6 +154,10 @@ def tune(asked: Asked) -> None:
         if method.of_pairs:
             raise ConfigError(f"--teacher and --method {asked.method} exclude each other; leave out one of them")
         method = method._replace(objective=DISTILLATION)
+    if not 0 < asked.epochs <= MOST_EPOCHS:
+        raise ConfigError(
+            f"--epochs ({asked.epochs:g}) must be above 0 and at most {MOST_EPOCHS:,}; give such a number"
+        )
     if not asked.data.exists():
         raise DataError(f"--data {asked.data} does not exist; give a file or folder that does")
     refuse_inside("--out", asked.out, "--data", asked.data)
@@ -292,7 +295,7 @@ def fitted(given: Given, manifest: Mapping[str, Any], asked: Asked) -> Given:
     steps = steps_for(size.sequences, plan.batch.sequences, asked.epochs)
     given = with_defaults({"plan": {"batch": {"micro": micro_for(plan, ranks)}}, "training": {"steps": steps}})
     config = resolve(given)
-    given = with_defaults({"training": course_for(config.training.steps, config.plan)})
+    given = with_defaults({"training": course_for(config.training, config.plan)})
     return planned(given, asked.gpus, asked.out)
 
 
