@@ -231,6 +231,18 @@ def test_what_cannot_be_tuned_is_refused_before_anything_is_written(
     assert not (tmp_path / "tuned").exists()
 
 
+@pytest.mark.parametrize("place", ["run", "hf"])
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+def test_settings_that_the_weights_do_not_have_are_refused(
+    place: str, more: tuple[str, ...], models: Path, data: str, call, tmp_path: Path
+) -> None:
+    layers = plan_of("llama").model.layers
+    ended = call("tune", str(models / place), "--data", data, "--out", "tuned", "--layers", str(layers + 1), *more)
+    assert ended.returncode == 2, ended.stderr
+    assert f"plan.model.layers: {layers} -> {layers + 1}" in ended.stderr and "leave them out" in ended.stderr
+    assert not (tmp_path / "tuned").exists()
+
+
 def test_a_model_without_a_tokenizer_is_refused(models: Path, data: str, call, tmp_path: Path) -> None:
     folder = shutil.copytree(models / "hf", tmp_path / "bare")
     (folder / "tokenizer.json").unlink()

@@ -29,7 +29,7 @@ from trivium.cli.teacher import Teacher, ask_teacher, first_pass_lines, taught, 
 from trivium.cli.tokenize import for_a_training, refuse_if_trained_on
 from trivium.cli.train import TRAIN, check_host, under_torchrun
 from trivium.cli.workspace import Workspace
-from trivium.config import Tree, leaves, merge, parse_assignments, to_tree
+from trivium.config import Tree, differences, first_lines, leaves, merge, parse_assignments, to_tree
 from trivium.errors import ConfigError, DataError
 from trivium.families.common.hf_config import describes_model, read_settings
 from trivium.objectives.config import DISTILLATION
@@ -177,6 +177,7 @@ def tune(asked: Asked) -> None:
 def _tune(asked: Asked, method: Method, given: Given, base: Base, teacher: Teacher | None) -> None:
     of_teacher = {} if teacher is None else teacher.settings
     given = given._replace(defaults=merge(merge(settings_for(method), _of_base(base)), of_teacher))
+    _refuse_other_shape(given)
     run = open_run(asked.out, given)
     stage = conversations_stage(asked.data, base, method, is_given=_LENGTH in stated(given))
     if asked.dry_run:
@@ -199,6 +200,18 @@ def _tune(asked: Asked, method: Method, given: Given, base: Base, teacher: Teach
     perform(taught(TRAIN, teacher), run, redo=asked.redo)
     if not method.of_pairs:
         perform(ANSWERS, run, redo=asked.redo)
+
+
+def _refuse_other_shape(given: Given) -> None:
+    """Raise ConfigError if the user gave settings on which weights depend, such as plan.model.hidden, that are not
+    those of the tuned model."""
+    shapes = [resolve(one).plan.model for one in (given._replace(assignments=()), given)]
+    there, here = (shape.model_copy(update={"adapters": ()}).of_weights() for shape in shapes)
+    if found := differences(there, here, "plan.model."):
+        raise ConfigError(
+            f"{given.preset} was trained with other settings (the model -> this run):\n{first_lines(found)}\n"
+            f"leave them out, or name a model that has them"
+        )
 
 
 @contextmanager
