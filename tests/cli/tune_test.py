@@ -216,7 +216,7 @@ def test_a_prepared_run_has_all_that_a_training_reads(models: Path, data: str, p
         (("--data", "none.jsonl"), 4, "--data none.jsonl does not exist"),
         (("--out", "."), 2, "lies in --data"),
         (("--data", "unanswered.jsonl"), 4, "line 2: "),
-        (("--epochs", "-1"), 2, "--epochs"),
+        *((("--epochs", epochs), 2, f"--epochs ({epochs}) must be above 0") for epochs in ("-1", "0", "nan", "inf")),
     ],
 )
 def test_what_cannot_be_tuned_is_refused_before_anything_is_written(
@@ -228,6 +228,18 @@ def test_what_cannot_be_tuned_is_refused_before_anything_is_written(
     options = {"--data": data if words[0] != "--out" else ".", "--out": "tuned", "--method": "full"} | dict([words])
     ended = call("tune", str(models / "run"), *(word for pair in options.items() for word in pair))
     assert ended.returncode == code and says in ended.stderr, ended.stderr
+    assert not (tmp_path / "tuned").exists()
+
+
+@pytest.mark.parametrize("place", ["run", "hf"])
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+def test_settings_that_the_weights_do_not_have_are_refused(
+    place: str, more: tuple[str, ...], models: Path, data: str, call, tmp_path: Path
+) -> None:
+    layers = plan_of("llama").model.layers
+    ended = call("tune", str(models / place), "--data", data, "--out", "tuned", "--layers", str(layers + 1), *more)
+    assert ended.returncode == 2, ended.stderr
+    assert f"plan.model.layers: {layers} -> {layers + 1}" in ended.stderr and "leave them out" in ended.stderr
     assert not (tmp_path / "tuned").exists()
 
 

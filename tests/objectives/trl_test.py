@@ -11,6 +11,7 @@ import torch
 
 from trivium.comms.mesh import Mesh
 from trivium.objectives.config import ObjectiveConfig
+from trivium.objectives.preferences.losses import Pairs, Side
 from trivium.tokens.rows import Rows
 from trivium.training.pairs import REFERENCE, weighed
 
@@ -68,3 +69,42 @@ def test_loss_gradient_and_rewards_are_trls(method: str) -> None:
         for name, theirs in (("chosen", "chosen"), ("rejected", "rejected"), ("margin", "margins")):
             mean = found.losses[f"reward_{name}"] / PAIRS
             assert mean == pytest.approx(metrics[f"rewards/{theirs}"], rel=1e-6), name
+
+
+MEANS = (-30.0, -3.0, -0.7, -0.1, -1e-3, -1e-9, -1e-14)  # log-probabilities per token, to nearly certain ones
+
+
+@pytest.mark.broad  # the import of trl takes seconds
+def test_odds_and_their_gradient_are_trls(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("trl", reason="trl is not installed")
+    trainer = importlib.import_module("trl.experimental.orpo.orpo_trainer").ORPOTrainer
+    stub = SimpleNamespace(beta=0.1, accelerator=SimpleNamespace(device="cpu"))
+    both = torch.cartesian_prod(*[torch.tensor(MEANS, dtype=torch.float64)] * 2).requires_grad_()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "float", lambda x: x)  # trl rounds to fp32
+        theirs = -both[:, 0] - trainer.odds_ratio_loss(stub, *both.unbind(1))[0]
+    ours = orpo(both)
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(slopes(ours, both), slopes(theirs, both), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("certain", [0.0, 1e-7])  # rounding can make a sum of log-probabilities positive
+def test_odds_of_certain_completions_have_a_finite_gradient(certain: float) -> None:
+    others = torch.tensor([*MEANS, certain], dtype=torch.float64)
+    for column in range(2):
+        both = torch.stack([others, torch.full_like(others, certain)], 1).roll(column, 1).requires_grad_()
+        losses = orpo(both)
+        assert losses.isfinite().all() and slopes(losses, both).isfinite().all()
+    chosen_is_certain = orpo(torch.tensor([[certain, -3.0]], dtype=torch.float64))
+    assert chosen_is_certain.item() == pytest.approx(0, abs=2e-7)
+
+
+def orpo(both: torch.Tensor) -> torch.Tensor:
+    """Return the losses of pairs, [pairs], given the log-probabilities per token of chosen and rejected, [pairs, 2]."""
+    zeros, ones = torch.zeros_like(both[:, 0]), torch.ones_like(both[:, 0])
+    objective: Any = ObjectiveConfig(method="orpo").made()
+    return objective.losses(Pairs(*(Side(mean, zeros, ones) for mean in both.unbind(1)), zeros))
+
+
+def slopes(losses: torch.Tensor, both: torch.Tensor) -> torch.Tensor:
+    return torch.autograd.grad(losses.sum(), both)[0]

@@ -1,6 +1,7 @@
 """The settings that follow from the method, the conversations and the model of a tuning."""
 
 import pytest
+import torch
 
 from plans import small
 from trivium.config import build, merge, to_tree
@@ -9,7 +10,7 @@ from trivium.plan.adapters import adapter_kinds
 from trivium.plan.batch import Batch
 from trivium.plan.plan import Plan
 from trivium.training.config import TrainingConfig
-from trivium.training.rates import last_tokens_of, lr_of_step
+from trivium.training.rates import lr_of_step, rate_problems
 from trivium.training.tuning import (
     ADAPTER_LR,
     ADAPTER_PAIRS_LR,
@@ -18,6 +19,7 @@ from trivium.training.tuning import (
     FULL_LR,
     FULL_PAIRS_LR,
     MICRO_TOKENS,
+    WARMUP_SHARE,
     Method,
     Size,
     course_for,
@@ -99,17 +101,44 @@ def test_a_batch_holds_about_as_many_conversations_and_divides_over_the_ranks(
         assert CONVERSATIONS_PER_STEP / 1.5 <= held <= CONVERSATIONS_PER_STEP * 1.5
 
 
-def test_the_rate_rises_for_three_percent_of_the_steps_and_ends_at_zero() -> None:
-    plan = small()
-    steps = steps_for(packed=1600, sequences=plan.batch.sequences, epochs=2)
-    assert steps == 200
-    tree = merge(settings_for(Method("full", "next_token"))["training"], course_for(steps, plan))
-    config = build(TrainingConfig, tree)
-    rates = [lr_of_step(config, plan, step) for step in range(steps)]
-    assert rates.index(max(rates)) == 5 and rates[5] == FULL_LR  # the sixth step is the last of the warm-up
-    assert rates[-1] == pytest.approx(0, abs=1e-12)
-    assert config.warmup_tokens == pytest.approx(0.03 * last_tokens_of(config, plan))
-
-
 def test_a_part_of_an_epoch_is_at_least_one_step() -> None:
     assert steps_for(packed=3, sequences=8, epochs=0.1) == 1
+    assert steps_for(packed=1600, sequences=16, epochs=2) == 200
+
+
+def rates_of(steps: int, decay: str) -> list[float]:
+    """Return the rates of a tuning's steps as fractions of the peak, by what tuning sets for its user."""
+    plan = small(batch={"sequences": 6, "micro": 2})
+    chosen = build(TrainingConfig, merge(settings_for(Method("full", "next_token"))["training"], {"decay": decay}))
+    chosen = chosen.model_copy(update={"steps": steps})
+    config = chosen.model_copy(update=dict(course_for(chosen, plan)))
+    assert rate_problems(config, plan) == []
+    return [lr_of_step(config, plan, step) / FULL_LR for step in range(steps)]
+
+
+@pytest.mark.parametrize("decay", ["cosine", "linear"])
+@pytest.mark.parametrize("steps", [1, 2, 3, 200])
+def test_the_rate_of_a_step_is_that_of_transformers(decay: str, steps: int) -> None:
+    """Except in the warm-up, which begins above 0."""
+    optimization = pytest.importorskip("transformers.optimization", reason="transformers is not installed")
+    warmup = round(WARMUP_SHARE * steps)
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    schedule = getattr(optimization, f"get_{decay}_schedule_with_warmup")(optimizer, warmup, steps)
+    rates, theirs = rates_of(steps, decay), []
+    for _ in range(steps):
+        theirs.append(schedule.get_last_lr()[0])
+        optimizer.step()
+        schedule.step()
+    assert rates[warmup:] == pytest.approx(theirs[warmup:], rel=1e-12)
+    assert rates[:warmup] == pytest.approx([(step + 1) / (warmup + 1) for step in range(warmup)])
+
+
+@pytest.mark.parametrize("decay", ["cosine", "linear", "constant", "inverse_sqrt"])
+def test_every_step_of_a_tuning_changes_the_weights(decay: str) -> None:
+    for steps in (1, 2, 30, 100):
+        rates = rates_of(steps, decay)
+        assert min(rates) > 0 and max(rates) == 1
+
+
+def test_a_tuning_at_a_constant_rate_can_go_on_for_longer() -> None:
+    assert rates_of(10, "constant") == rates_of(16, "constant")[:10] == [1] * 10

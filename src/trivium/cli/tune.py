@@ -29,7 +29,7 @@ from trivium.cli.teacher import Teacher, ask_teacher, first_pass_lines, taught, 
 from trivium.cli.tokenize import for_a_training, refuse_if_trained_on
 from trivium.cli.train import TRAIN, check_host, under_torchrun
 from trivium.cli.workspace import Workspace
-from trivium.config import Tree, leaves, merge, parse_assignments, to_tree
+from trivium.config import Tree, differences, first_lines, leaves, merge, parse_assignments, to_tree
 from trivium.errors import ConfigError, DataError
 from trivium.families.common.hf_config import describes_model, read_settings
 from trivium.objectives.config import DISTILLATION
@@ -62,6 +62,7 @@ from trivium.units import counted
 from trivium.untrusted import read_bytes
 
 ANSWERS_ASKED = 200  # held-out answers that the model gives before and after the training
+MOST_EPOCHS = 1_000_000
 SURVEYED_CONVERSATIONS = 64  # longest conversations, whose tokens decide the length of the sequences
 _LENGTH = "plan.model.sequence"
 
@@ -99,9 +100,7 @@ class Asked:
             f"objective: {', '.join(PREFERENCES)}.",
         ),
     ] = ADAPTERS
-    epochs: Annotated[
-        float, typer.Option("--epochs", metavar="X", min=0.0, help="How often each conversation is read.")
-    ] = 3.0
+    epochs: Annotated[float, typer.Option("--epochs", metavar="X", help="How often each conversation is read.")] = 3.0
     teacher: Annotated[
         Path | None,
         typer.Option(
@@ -155,6 +154,10 @@ def tune(asked: Asked) -> None:
         if method.of_pairs:
             raise ConfigError(f"--teacher and --method {asked.method} exclude each other; leave out one of them")
         method = method._replace(objective=DISTILLATION)
+    if not 0 < asked.epochs <= MOST_EPOCHS:
+        raise ConfigError(
+            f"--epochs ({asked.epochs:g}) must be above 0 and at most {MOST_EPOCHS:,}; give such a number"
+        )
     if not asked.data.exists():
         raise DataError(f"--data {asked.data} does not exist; give a file or folder that does")
     refuse_inside("--out", asked.out, "--data", asked.data)
@@ -174,6 +177,7 @@ def tune(asked: Asked) -> None:
 def _tune(asked: Asked, method: Method, given: Given, base: Base, teacher: Teacher | None) -> None:
     of_teacher = {} if teacher is None else teacher.settings
     given = given._replace(defaults=merge(merge(settings_for(method), _of_base(base)), of_teacher))
+    _refuse_other_shape(given)
     run = open_run(asked.out, given)
     stage = conversations_stage(asked.data, base, method, is_given=_LENGTH in stated(given))
     if asked.dry_run:
@@ -196,6 +200,18 @@ def _tune(asked: Asked, method: Method, given: Given, base: Base, teacher: Teach
     perform(taught(TRAIN, teacher), run, redo=asked.redo)
     if not method.of_pairs:
         perform(ANSWERS, run, redo=asked.redo)
+
+
+def _refuse_other_shape(given: Given) -> None:
+    """Raise ConfigError if the user gave settings on which weights depend, such as plan.model.hidden, that are not
+    those of the tuned model."""
+    shapes = [resolve(one).plan.model for one in (given._replace(assignments=()), given)]
+    there, here = (shape.model_copy(update={"adapters": ()}).of_weights() for shape in shapes)
+    if found := differences(there, here, "plan.model."):
+        raise ConfigError(
+            f"{given.preset} was trained with other settings (the model -> this run):\n{first_lines(found)}\n"
+            f"leave them out, or name a model that has them"
+        )
 
 
 @contextmanager
@@ -292,7 +308,7 @@ def fitted(given: Given, manifest: Mapping[str, Any], asked: Asked) -> Given:
     steps = steps_for(size.sequences, plan.batch.sequences, asked.epochs)
     given = with_defaults({"plan": {"batch": {"micro": micro_for(plan, ranks)}}, "training": {"steps": steps}})
     config = resolve(given)
-    given = with_defaults({"training": course_for(config.training.steps, config.plan)})
+    given = with_defaults({"training": course_for(config.training, config.plan)})
     return planned(given, asked.gpus, asked.out)
 
 

@@ -13,6 +13,7 @@ from trivium.plan.model_shape import ModelShape
 from trivium.plan.optimizer import Optimizer
 from trivium.plan.plan import Plan
 from trivium.training.config import TrainingConfig
+from trivium.training.rates import ENDLESS
 
 FULL = "full"  # the method that trains every parameter
 ADAPTERS = "lora"  # the method of a tuning that names no other
@@ -119,8 +120,20 @@ def steps_for(packed: int, sequences: int, epochs: float) -> int:
     return max(1, math.ceil(epochs * packed / sequences))
 
 
-def course_for(steps: int, plan: Plan) -> Mapping[str, Any]:
-    """Return the settings of `training` that depend on the number of steps: warm-up, checkpoints and validations."""
-    warmup = plan.tokens(plan.batch.at(round(WARMUP_SHARE * steps)).first_sample)
+def course_for(training: TrainingConfig, plan: Plan) -> Mapping[str, Any]:
+    """Return the settings of `training` that depend on the number of steps: warm-up, decay, checkpoints, validations.
+
+    A step has the rate of the tokens consumed at its end. The first step after the warm-up has the peak, and the decay
+    ends one step after the last, so that every step has a rate above 0, and step k of N, counted from 0, has after the
+    warm-up the rate of `get_cosine_schedule_with_warmup` and its like in transformers.
+    """
+
+    def tokens_after(steps: int) -> int:
+        return plan.tokens(plan.batch.at(steps).first_sample)
+
+    steps = training.steps
     every = max(1, math.ceil(steps / CHECKPOINTS_PER_TRAINING))
-    return {"steps": steps, "warmup_tokens": warmup, "checkpoint_every": every, "validate_every": every}
+    course = {"warmup_tokens": tokens_after(round(WARMUP_SHARE * steps) + 1)}
+    if training.decay not in ENDLESS:
+        course["decay_tokens"] = tokens_after(steps + 1)
+    return {**course, "checkpoint_every": every, "validate_every": every}

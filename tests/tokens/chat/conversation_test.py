@@ -46,12 +46,25 @@ SHAREGPT = '{"user": "human", "assistant": "gpt"}'
         ({"instruction": "Hi", "input": "", "output": "Yo"}, ONE),
         ({"instruction": "Hi", "output": "Yo", "system": "Be kind."}, LONG[:3]),
         ({"instruction": "Add.", "input": "1 2", "output": "3"}, (Turn("user", "Add.\n\n1 2"), Turn("assistant", "3"))),
+        ({"instruction": "More?", "output": "No.", "history": [["Hi", "Yo"]], "system": "Be kind."}, LONG),
+        ({"instruction": "Hi", "output": "Yo", "history": []}, ONE),
         ({"prompt": "Hi", "completion": "Yo"}, ONE),
+        ({"prompt": "Hi", "completion": "Yo", "label": True}, ONE),
         ({"prompt": said(LONG[:4]), "completion": said(LONG[4:])}, LONG),
     ],
 )
 def test_every_format_gives_the_turns_that_it_says(row: dict, turns: tuple[Turn, ...]) -> None:
     assert conversation_of(row) == turns
+
+
+@pytest.mark.parametrize(
+    ("said_of_it", "counted"),
+    [({"weight": 0}, False), ({"weight": 1.0}, True), ({"train": False}, False), ({"weight": 1, "train": None}, True)],
+)
+def test_an_answer_that_its_data_excludes_is_read_and_does_not_count(said_of_it: dict, counted: bool) -> None:
+    row = said(LONG)
+    row[2] |= said_of_it
+    assert conversation_of({"messages": row}) == (*LONG[:2], LONG[2]._replace(counted=counted), *LONG[3:])
 
 
 @pytest.mark.parametrize(
@@ -95,6 +108,11 @@ BAD_ROWS = [
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "has a part that is no text"),
     ({"messages": [ONE[0]._asdict(), {"role": "assistant", "content": "x", "tool_calls": [1]}]}, "has tool_calls"),
     ({"messages": [], "id": 1}, "it has no turns"),
+    ({"messages": [said(ONE)[0], said(ONE)[1] | {"weight": 0.5}]}, "turn 2 has the weight 0.5; give 1 if it counts"),
+    ({"messages": [said(ONE)[0], said(ONE)[1] | {"weight": 0}]}, "no answer of it counts as a target"),
+    ({"prompt": "Hi", "completion": "No", "label": False}, "its label is false"),
+    ({"instruction": "a", "output": "b", "history": 3}, "history has to be a list of [instruction, output]; found 3"),
+    ({"instruction": "a", "output": "b", "history": [["c"]]}, "item 1 has to be [instruction, output]; found ['c']"),
     ({"messages": "Hi"}, "messages has to be a list of messages; found a text"),
     ({"messages": ["Hi"]}, "turn 1 has to be a message with role and content; found a text"),
     ({"messages": said(ONE), "tools": [{"name": "f"}]}, "tools are not supported"),
@@ -108,6 +126,7 @@ BAD_PAIRS = [
     ({"prompt": "a", "chosen": said(GOOD), "rejected": "Yo"}, "chosen and rejected are equal"),
     ({"prompt": "a", "chosen": "b", "rejected": " "}, "rejected: turn 2 (assistant) is empty"),
     ({"prompt": said(ONE), "chosen": "b", "rejected": "c"}, "chosen: turns 2 and 3 are both the assistant's"),
+    ({"prompt": "a", "chosen": [said(GOOD)[0] | {"weight": 0}], "rejected": "c"}, "chosen: no answer of it counts"),
     ({"chosen": "b", "rejected": "c"}, "have no common beginning; give the row a prompt"),
     ({"prompt": "a", "chosen": said(LONG[1:4]), "rejected": "c"}, "chosen: turns 1 and 2 are both the user's"),
     ({"prompt": "a", "completion": "b"}, "they have to be one of: chosen and rejected"),

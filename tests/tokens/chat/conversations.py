@@ -97,7 +97,7 @@ def conversation(*said: str, name: str = "x.jsonl:1") -> Conversation:
 
 def messages(*said: str) -> dict[str, Any]:
     """The row of a conversation."""
-    return {"messages": [turn._asdict() for turn in conversation(*said).turns]}
+    return {"messages": [{"role": turn.role, "content": turn.content} for turn in conversation(*said).turns]}
 
 
 def rows(path: Path, *values: object) -> Path:

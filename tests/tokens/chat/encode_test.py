@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from itertools import product
 
 import pytest
 
@@ -73,6 +74,21 @@ def test_only_the_answer_counts_where_a_prompt_has_answers_too() -> None:
         assert parts(encode_answer(turns[:3], turns[3:], template, tokenizer()), 1) == ["No<|im_end|>"]
 
 
+@pytest.mark.parametrize(
+    "template", [TAGGED, ChatTemplate(CHATML, {}), CHATML_ALONE], ids=["tagged", "end", "prefixes"]
+)
+def test_any_answers_can_be_left_uncounted(template: ChatTemplate) -> None:
+    """The ids do not change."""
+    whole = conversation("Hi", "Yo", "More?", "No", "Sure?", "Yes")
+    ids = encode_conversation(whole, template, tokenizer()).ids.tolist()
+    for chosen in product([True, False], repeat=3):
+        counted = dict(zip((1, 3, 5), chosen, strict=True))
+        turns = tuple(turn._replace(counted=counted.get(n, False)) for n, turn in enumerate(whole.turns))
+        encoded = encode_conversation(Conversation(turns, ""), template, tokenizer())
+        assert encoded.ids.tolist() == ids
+        assert parts(encoded, 1) == [f"{turns[n].content}<|im_end|>" for n, counts in counted.items() if counts]
+
+
 def test_conversations_are_encoded_alike_alone_and_together() -> None:
     many = [conversation(f"Hi {n}", "Yo" * (n % 7 + 1)) for n in range(300)]
     for one, other in zip(encode_conversations(many, TAGGED, tokenizer()), many, strict=True):
@@ -126,9 +142,12 @@ def test_a_tokenizer_without_the_marks_ends_turns_with_its_end_of_text() -> None
 
 def test_an_end_of_text_is_added_where_a_template_writes_no_end() -> None:
     template = ChatTemplate("{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}", MARKS)
-    encoded = encode_conversation(conversation("Hi", "Yo"), template, tokenizer())
-    assert encoded.ids[-1] == tokenizer().end_of_text
-    assert encoded.counted[-1] == 1
+    whole = conversation("Hi", "Yo", "a", "No")
+    for counted in (True, False):
+        turns = (*whole.turns[:3], whole.turns[3]._replace(counted=counted))
+        encoded = encode_conversation(Conversation(turns, ""), template, tokenizer())
+        assert encoded.ids[-1] == tokenizer().end_of_text
+        assert encoded.counted[-1] == counted and encoded.counted.any()
 
 
 def test_a_template_that_changes_earlier_turns_is_refused_with_the_first_difference() -> None:

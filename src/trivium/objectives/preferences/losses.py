@@ -5,6 +5,7 @@ the completion's tokens. Its gradient is therefore that of the tokens' cross-ent
 completion. r = s - s of the reference.
 """
 
+import sys
 from abc import abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -205,5 +206,7 @@ def _minus_log_sigmoid(x: "Tensor") -> "Tensor":
 
 
 def _log_odds(log: "Tensor") -> "Tensor":
-    """log (p / (1 - p)) of a probability p, given its logarithm."""
+    """log (p / (1 - p)) of a probability p, given its logarithm. A logarithm that rounding made 0 or positive counts as
+    -epsilon: the odds of p = 1 are infinite, and their gradient would be nan."""
+    log = log.clamp(max=-sys.float_info.epsilon)
     return log - (-log.expm1()).log()

@@ -4,9 +4,11 @@
 | --- | --- |
 | messages | `messages`: list of {role, content} |
 | ShareGPT | `conversations`: list of {from, value} |
-| Alpaca | `instruction`, `input` (optional), `output` |
+| Alpaca | `instruction`, `output`; optional `input`, and `history`: list of earlier [instruction, output] |
 | prompt and completion | `prompt`, `completion`: texts or lists of messages |
 | preference pair | `prompt` (without it, their common beginning), `chosen`, `rejected`: texts or lists of messages |
+
+An answer whose message has `weight` 0 (OpenAI) or `train` false (axolotl) is read, but does not count as a target.
 """
 
 import os
@@ -35,6 +37,8 @@ _UNREAD_OF_ROW, _UNREAD_OF_TURN = (
     ("tools", "functions"),
     ("tool_calls", "function_call", "reasoning_content", "thinking"),
 )
+_COUNTED = ("weight", "train")
+_NONE_COUNTS = "no answer of it counts as a target: each has weight 0 or train false"
 _HH_TURN = re.compile(r"\n\n(Human|Assistant): ?")  # how Anthropic's HH-RLHF writes a conversation as one text
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")  # of the files in a folder
 _SHOWN_ROWS = 10
@@ -44,10 +48,11 @@ T = TypeVar("T")
 
 
 class Turn(NamedTuple):
-    """A message. role: system, user, assistant or tool."""
+    """A message. role: system, user, assistant or tool. counted: of an answer, whether it counts as a target."""
 
     role: str
     content: str
+    counted: bool = True
 
 
 class Conversation(NamedTuple):
@@ -141,6 +146,11 @@ def _fields(value: Any) -> Mapping[str, Any]:
     return row
 
 
+def counts(turn: Turn) -> bool:
+    """Whether the tokens of a turn count as targets."""
+    return turn.role == ASSISTANT and turn.counted
+
+
 def conversation_of(row: Mapping[str, Any]) -> tuple[Turn, ...]:
     """Return the turns of a row. Raises ValueError with the reason for one that is no valid conversation."""
     if "messages" in row or "conversations" in row or "conversation" in row:
@@ -150,8 +160,11 @@ def conversation_of(row: Mapping[str, Any]) -> tuple[Turn, ...]:
         extra = _text(row.get("input", ""), "input")
         instruction = _text(row["instruction"], "instruction")
         question = f"{instruction}\n\n{extra}" if extra.strip() else instruction
-        turns = _with_system(row, (Turn(USER, question), Turn(ASSISTANT, _text(row["output"], "output"))))
+        answer = Turn(ASSISTANT, _text(row["output"], "output"))
+        turns = _with_system(row, (*_history(row), Turn(USER, question), answer))
     elif "prompt" in row and "completion" in row:
+        if row.get("label") is False:
+            raise ValueError("its label is false, so its completion is to be avoided, and it would be learned")
         asked = _either(row["prompt"], "prompt", USER)
         turns = _with_system(row, (*asked, *_either(row["completion"], "completion", ASSISTANT)))
     elif "chosen" in row and "rejected" in row:
@@ -179,6 +192,8 @@ def pair_of(row: Mapping[str, Any]) -> tuple[tuple[Turn, ...], tuple[Turn, ...],
             raise ValueError(f"{name}: {error}") from None
         if not answer or answer[0].role != ASSISTANT:
             raise ValueError(f"{name} has to go on with an assistant's turn; the prompt ends at turn {len(prompt)}")
+        if not any(map(counts, answer)):
+            raise ValueError(f"{name}: {_NONE_COUNTS}")
     if answers[0] == answers[1]:
         raise ValueError("chosen and rejected are equal, so the pair prefers nothing")
     return prompt, answers[0], answers[1]
@@ -200,6 +215,8 @@ def check(turns: Sequence[Turn]) -> None:
         raise ValueError("it has no turns")
     if turns[-1].role != ASSISTANT:
         raise ValueError(f"it ends with turn {len(turns)} ({turns[-1].role}), which nobody answers")
+    if not any(map(counts, turns)):
+        raise ValueError(_NONE_COUNTS)
 
 
 def agreement(one: Sequence[object], other: Sequence[object]) -> int:
@@ -247,6 +264,18 @@ def _with_system(row: Mapping[str, Any], turns: tuple[Turn, ...]) -> tuple[Turn,
     return (Turn(SYSTEM, _text(said, "system")), *turns) if said else turns
 
 
+def _history(row: Mapping[str, Any]) -> Iterator[Turn]:
+    """Yield the turns of the earlier instructions and outputs of an Alpaca row."""
+    history = row.get("history", [])
+    if not isinstance(history, list):
+        raise ValueError(f"history has to be a list of [instruction, output]; found {_kind(history)}")
+    for number, pair in enumerate(history, 1):
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise ValueError(f"history, item {number} has to be [instruction, output]; found {_short(pair)}")
+        for role, said in zip((USER, ASSISTANT), pair, strict=True):
+            yield Turn(role, _text(said, f"history, item {number}"))
+
+
 def _turns(value: Any, name: str) -> tuple[Turn, ...]:
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         raise ValueError(f"{name} has to be a list of messages; found {_kind(value)}")
@@ -266,7 +295,11 @@ def _turn(value: Any, where: str) -> Turn:
     content = value.get("content", value.get("value"))
     if isinstance(content, Sequence) and not isinstance(content, str | bytes):
         content = "".join(_text_part(part, where) for part in content)
-    return Turn(_ROLES[role.lower()], _text(content, f"{where}, content"))
+    given = [(name, value[name]) for name in _COUNTED if value.get(name) is not None]
+    for name, said in given:
+        if said not in (0, 1):
+            raise ValueError(f"{where} has the {name} {_short(said)}; give 1 if it counts as a target, otherwise 0")
+    return Turn(_ROLES[role.lower()], _text(content, f"{where}, content"), all(said for _, said in given))
 
 
 def _text_part(part: Any, where: str) -> str:

@@ -1,4 +1,5 @@
-"""Encode conversations, and mark the tokens that count as targets: those of answers, with the mark that ends them.
+"""Encode conversations, and mark the tokens that count as targets: those of answers, with the mark that ends them,
+unless their data excludes them.
 
 Text of a message never becomes a special token. A character that no text may use is put into each special token that
 a message spells, and beside a message that begins or ends with a part of one, before the template is rendered. A
@@ -10,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from itertools import islice
+from itertools import groupby, islice
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ import tokenizers
 from numpy.typing import NDArray
 
 from trivium.errors import DataError
-from trivium.tokens.chat.conversation import ASSISTANT, Conversation, Turn, agreement
+from trivium.tokens.chat.conversation import ASSISTANT, Conversation, Turn, agreement, counts
 from trivium.tokens.chat.template import END, FILE, START, ChatTemplate, Request, Text, free_marks
 from trivium.tokens.tokenizer import Tokenizer
 from trivium.units import shown
@@ -45,7 +46,7 @@ class _Marked(NamedTuple):
 
 
 def encode_conversation(conversation: Conversation, template: ChatTemplate, tokenizer: Tokenizer) -> Encoded:
-    """Return the ids of a conversation, whose assistant turns count.
+    """Return the ids of a conversation, whose assistant turns count unless their `counted` is false.
 
     They are found by the template's generation tags, or else as what an answer adds to the text before it. Raises
     DataError with the first difference if the text before an answer is not a beginning of the conversation.
@@ -59,7 +60,7 @@ def encode_conversations(
     """Yield the result of `encode_conversation` for each; many take much less time together."""
     left = iter(conversations)
     while batch := list(islice(left, _CONVERSATIONS_PER_BATCH)):
-        answers = [[n for n, turn in enumerate(one.turns) if turn.role == ASSISTANT] for one in batch]
+        answers = [[n for n, turn in enumerate(one.turns) if counts(turn)] for one in batch]
         yield from _encoded(batch, answers, template, tokenizer)
 
 
@@ -71,7 +72,7 @@ def encode_answer(
     name: of the conversation, for errors.
     """
     turns = (*prompt, *answer)
-    counted = [n for n in range(len(prompt), len(turns)) if turns[n].role == ASSISTANT]
+    counted = [n for n in range(len(prompt), len(turns)) if counts(turns[n])]
     return next(_encoded([Conversation(turns, name)], [counted], template, tokenizer))
 
 
@@ -113,17 +114,20 @@ def _encoded(
     encodings = tokenizer.encode_marked([whole.text for whole in wholes])
     if not template.has_tags:
         _check_prefixes(batch, rendered, encodings, tokenizer)
-    for one, whole, encoding in zip(batch, wholes, encodings, strict=True):
+    for one, counted, whole, encoding in zip(batch, answers, wholes, encodings, strict=True):
         found = _ids(whole, encoding, tokenizer, one.name)
         if not template.end_of_turn:
-            found = Encoded(np.append(found.ids, tokenizer.end_of_text), np.append(found.counted, np.uint8(1)))
+            last = np.uint8(len(one.turns) - 1 in counted)
+            found = Encoded(np.append(found.ids, tokenizer.end_of_text), np.append(found.counted, last))
         yield found
 
 
 def _asked_by_tags(turns: Sequence[Turn], counted: Sequence[int]) -> list[tuple[int, bool]]:
-    """Return the texts to render: all turns, and those before the first that counts if an answer is among them."""
-    before = turns[: counted[0]] if counted else turns
-    return [(len(turns), False), *([(len(before), False)] if any(turn.role == ASSISTANT for turn in before) else [])]
+    """Return the texts to render: all turns, and for each run of answers that do not count those before it and those
+    up to its end."""
+    answers = [n for n, turn in enumerate(turns) if turn.role == ASSISTANT]
+    runs = [list(run) for is_counted, run in groupby(answers, lambda n: n in counted) if not is_counted]
+    return [(len(turns), False), *((end, False) for run in runs for end in (run[0], run[-1] + 1))]
 
 
 def _asked_by_prefixes(turns: Sequence[Turn], counted: Sequence[int]) -> list[tuple[int, bool]]:
@@ -132,12 +136,18 @@ def _asked_by_prefixes(turns: Sequence[Turn], counted: Sequence[int]) -> list[tu
 
 
 def _by_tags(texts: Sequence[_Marked], template: ChatTemplate) -> _Marked:
-    """Return the whole text with a span for each answer, and the mark that ends it if that follows the tag.
+    """Return the whole text with a span for each answer that counts, and the mark that ends it if that follows the tag.
 
-    texts: those of `_asked_by_tags`. The tags of the turns before the first that counts do not count.
+    texts: those of `_asked_by_tags`. The tags that a run adds to the text before it are its own.
     """
-    whole, *before = texts
-    end, spans = template.end_of_turn, whole.spans[sum(len(text.spans) for text in before) :]
+    whole, *parts = texts
+    others = {
+        number
+        for before, after in zip(parts[::2], parts[1::2], strict=True)
+        for number in range(len(before.spans), len(after.spans))
+    }
+    spans = [span for number, span in enumerate(whole.spans) if number not in others]
+    end = template.end_of_turn
     return whole._replace(spans=[(a, b + len(end) * whole.text.startswith(end, b)) for a, b in spans])
 
 
@@ -246,7 +256,7 @@ def _guarded(one: Conversation, tokenizer: Tokenizer) -> tuple[Sequence[Turn], s
     """Return the turns with marks in their messages, and the character that marks; "" if there are none."""
     guard = _guard_of(tokenizer)
     mark = free_marks([turn.content for turn in one.turns], 1)[0]
-    safe = tuple(Turn(turn.role, guard.safe(turn.content, mark)) for turn in one.turns)
+    safe = tuple(turn._replace(content=guard.safe(turn.content, mark)) for turn in one.turns)
     return (one.turns, "") if safe == one.turns else (safe, mark)
 
 

@@ -77,7 +77,9 @@ def write_conversations(
     `sequence`. Raises DataError if there are fewer than two conversations with a target, one of which validates.
     """
     documents = _documents(conversations, template, tokenizer)
-    found = (([document], [text for turn in one.turns for text in turn]) for one, document in documents)
+    found = (
+        ([document], [text for turn in one.turns for text in (turn.role, turn.content)]) for one, document in documents
+    )
     return write_split(
         found, out, template, tokenizer, settings, progress, fit=_fit, told=("conversations", "an answer")
     )

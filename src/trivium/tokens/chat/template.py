@@ -81,7 +81,7 @@ class ChatTemplate:
         """Render several conversations. Raises DataError if the template raises or exceeds its limits."""
         asked = [
             {
-                "messages": [turn._asdict() for turn in request.turns],
+                "messages": [{"role": turn.role, "content": turn.content} for turn in request.turns],
                 "renders": request.renders,
                 "variables": self.variables,
                 "marks": free_marks([turn.content for turn in request.turns], 2),
