@@ -193,7 +193,7 @@ class SelectionConfig(Config):
     bits: Annotated[int, Field(ge=4, le=24)] = 14
     # transport: entropic regularisation, in standard deviations of the costs, which differ little between texts;
     # a large one selects what is nearest to the target
-    epsilon: Annotated[float, Field(gt=0)] = 0.1
+    epsilon: Annotated[float, Field(ge=1e-4, le=1e4)] = 0.1
     tolerance: Annotated[float, Field(gt=0)] = 1e-3  # transport: error of the marginals at which iteration ends
     iterations: Positive = 1000  # transport: maximum number of iterations
     # transport: maximum number of documents that are drawn from what the model was trained on, and from the target, to

@@ -123,6 +123,21 @@ def test_empty_pool_is_refused():
         select([], [], ["a"], SelectionConfig())
 
 
+@pytest.mark.parametrize("method", ["transport", "importance"])
+def test_a_target_that_distinguishes_no_candidates_is_refused(method):
+    _, ids, texts = pool(10)
+    texts = [f"{n} {text}" for n, text in enumerate(texts)] if method == "transport" else ["a b"] * len(ids)
+    with pytest.raises(DataError, match="all 10 candidates have the same value"):
+        select(ids, texts, [""], SelectionConfig(method=method))
+
+
+@pytest.mark.parametrize("epsilon", [1e-4, 1e4])
+def test_the_least_and_the_largest_epsilon_give_finite_values_that_differ(epsilon):
+    _, ids, texts = pool(30)
+    _, values = select(ids, texts, [document(2, 1000)], SelectionConfig(epsilon=epsilon))
+    assert np.isfinite(values).all() and len(set(values.tolist())) > 20
+
+
 def test_transport_chooses_what_the_training_lacks_and_not_what_the_pool_lacks():
     """The pool has as much of topic 0 as of topic 1, the training nearly only topic 0, the target both."""
     topics = [n % 2 for n in range(60)]
