@@ -63,7 +63,7 @@ FAMILY = gemma(
     "Gemma3ForCausalLM",
     "gemma3_text",
     qk_norm="each_head",
-    every=6,
+    every=lambda config: config.get("sliding_window_pattern") or 6,
     rope=rope,
     rope_config=both_ropes,
     unsaid=MappingProxyType(
