@@ -529,6 +529,17 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         ({"head_dim": 0}, "head_dim is 0"),
         ({"head_dim": "wide"}, "head_dim is 'wide'"),
         ({"quantization_config": {"quant_method": "fp8"}}, "fp8"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; it must be less than or equal to 10000"),
+        ({"architectures": ["Olmo3ForCausalLM"], "num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; it"),
+        ({"architectures": ["GraniteForCausalLM"], "logits_scaling": 0}, "logits_scaling is 0; it must be greater"),
+        ({"architectures": ["GraniteForCausalLM"], "logits_scaling": [1]}, r"logits_scaling is \[1\]; it must be"),
+        ({"architectures": ["Gemma2ForCausalLM"], "query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0; it must"),
+        ({"architectures": ["Gemma3ForCausalLM"], "query_pre_attn_scalar": None}, "query_pre_attn_scalar is None, and"),
+        ({"architectures": ["Gemma3ForCausalLM"], "sliding_window_pattern": 0}, "sliding_window_pattern is 0; it must"),
+        ({"architectures": ["GPTNeoXForCausalLM"], "use_parallel_residual": "false"}, "parallel_residual is 'false'"),
+        ({"architectures": ["DeepseekV3ForCausalLM"], "rope_interleave": "false"}, "rope_interleave is 'false'"),
+        ({"architectures": ["DeepseekV3ForCausalLM"], "qk_nope_head_dim": "x"}, "qk_nope_head_dim is 'x'; it must be"),
+        ({"architectures": ["DeepseekV3ForCausalLM"], "num_nextn_predict_layers": "1"}, "predict_layers is '1'; it"),
         ({"architectures": 7}, "7"),
         ({"architectures": [["BertModel"]]}, "BertModel"),
     ],
@@ -699,7 +710,7 @@ def test_special_files_do_not_block(tmp_path: Path, folder: Path, name: str, tar
 
 
 def test_more_layers_than_tensors_are_rejected_early(tmp_path: Path, folder: Path) -> None:
-    for layers, told in ((10_000, "says 10000 layers, and the files hold"), (10**12, "layers is 1000000000000; ")):
+    for layers, told in ((10_000, "says 10000 layers, and the files hold"), (10**12, "n_layer is 1000000000000; ")):
         change(folder / "config.json", n_layer=layers)
         with pytest.raises(DataError, match=f"config.json.*{told}"):
             import_hf(folder, tmp_path / "back")

@@ -5,6 +5,7 @@ import hashlib
 import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ from trivium.tokens.tokenizer import FILE, given_tokenizer
 from trivium.untrusted import check_regular, open_regular
 
 _OF_A_LAYER = re.compile(r"\b(?:h|layers)\.\d+\.")
+_TO_LAYER = re.compile(rf".*?{_OF_A_LAYER.pattern}")
 _CONSTANTS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")  # that old folders store
 _OURS: dict[str, Dtype] = {"F64": "fp64", "F32": "fp32", "BF16": "bf16", "F16": "fp16"}
 _SAMPLED_BLOCKS, _SAMPLED_BLOCK_BYTES = 64, 64 << 10  # of each file
@@ -68,8 +70,11 @@ def import_hf(folder: str | Path, root: str | Path) -> Path:
         )
     family = family_named(config, str(folder / "config.json"))
     rows, names = list(twins(model, family)), family.names(model)
-    besides = {prefix: [n for n in stored if n.startswith(prefix)] for prefix in family.besides(config)}
-    _refuse_unused(stored.keys() - {n for several in besides.values() for n in several}, rows, folder)
+    # There are at most as many layers as tensors, whatever config.json says.
+    besides = family.besides({**family.unsaid, **config})[: len(stored)]
+    prefixes = {f"{names.layer.format(layer)}." for layer in besides}
+    left_out = {name: found[0] for name in stored if (found := _TO_LAYER.match(name)) and found[0] in prefixes}
+    _refuse_unused(stored.keys() - left_out.keys(), rows, folder)
     # Some folders omit the prefix of the inner model.
     where = {f"{prefix}{n}": p for n, p in stored.items() for prefix in (names.prefix,)} | stored
     for twin in rows:
@@ -94,7 +99,7 @@ def import_hf(folder: str | Path, root: str | Path) -> Path:
             "sampled_sha256": sampled_sha256(folder),
             "architecture": config["architectures"],
             "marks": marks_of(config),
-            "left_out": {prefix: len(several) for prefix, several in besides.items() if several},
+            "left_out": dict(sorted(Counter(left_out.values()).items())),
         },
     }
     root.mkdir(parents=True, exist_ok=True)
