@@ -433,6 +433,7 @@ def test_special_token_ids_round_trip(
     config = json.loads((tmp_path / "hf" / "config.json").read_text())
     config = {k: v for k, v in config.items() if k not in marks(tmp_path / "hf")} | said
     (tmp_path / "hf" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "hf" / "generation_config.json").unlink()  # its end would take precedence
     back = Checkpoint.open(import_hf(tmp_path / "hf", tmp_path / "back"))
     export_hf(back, tmp_path / "again", tokenizer=None)
     known = {k: v for k, v in said.items() if k not in no_ids}
@@ -535,6 +536,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         ({"architectures": ["GraniteForCausalLM"], "logits_scaling": [1]}, r"logits_scaling is \[1\]; it must be"),
         ({"architectures": ["Gemma2ForCausalLM"], "query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0; it must"),
         ({"architectures": ["Gemma3ForCausalLM"], "query_pre_attn_scalar": None}, "query_pre_attn_scalar is None, and"),
+        ({"architectures": ["Gemma3ForCausalLM"], "attn_logit_softcapping": 0.5}, "attn_logit_softcapping is 0.5, and"),
         ({"architectures": ["Gemma3ForCausalLM"], "sliding_window_pattern": 0}, "sliding_window_pattern is 0; it must"),
         ({"architectures": ["GPTNeoXForCausalLM"], "use_parallel_residual": "false"}, "parallel_residual is 'false'"),
         ({"architectures": ["DeepseekV3ForCausalLM"], "rope_interleave": "false"}, "rope_interleave is 'false'"),

@@ -23,4 +23,5 @@ FAMILY = gemma(
             "final_logit_softcapping": 30.0,
         }
     ),
+    free=("score_cap",),
 )

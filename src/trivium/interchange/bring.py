@@ -17,16 +17,16 @@ from trivium.checkpoint.pieces import TORCH_DTYPES, Part
 from trivium.checkpoint.reshard import write_whole
 from trivium.config import to_tree
 from trivium.errors import ConfigError, DataError
-from trivium.families.common.hf_config import read_settings
+from trivium.families.common.hf_config import read_settings, refuse_other_kinds
 from trivium.hub import name_of
-from trivium.interchange.names import INDEX, WEIGHTS, Twin, family_named, ids_of, marks_of, shape_of, twins
+from trivium.interchange.names import INDEX, WEIGHTS, Twin, family_named, marks_of, shape_of, twins
 from trivium.plan.batch import Batch
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.plan import Plan
 from trivium.plan.precision import Dtype, Precision
 from trivium.provenance import file_sha256
 from trivium.tokens.chat.template import FILE as TEMPLATE
-from trivium.tokens.marks import CONFIG, GENERATION, MAP
+from trivium.tokens.marks import CONFIG, GENERATION, MAP, ids_of, tree_of
 from trivium.tokens.tokenizer import FILE, given_tokenizer
 from trivium.untrusted import check_regular, open_regular
 
@@ -98,7 +98,7 @@ def import_hf(folder: str | Path, root: str | Path) -> Path:
             "folder": name_of(folder),
             "sampled_sha256": sampled_sha256(folder),
             "architecture": config["architectures"],
-            "marks": marks_of(config),
+            "marks": marks_of({**config, **_ends_of_texts(folder)}),
             "left_out": dict(sorted(Counter(left_out.values()).items())),
         },
     }
@@ -213,6 +213,14 @@ def _read(path: Path, name: str) -> torch.Tensor:
     with safe_open(str(path), framework="pt") as file:
         held = set(file.keys())
         found: torch.Tensor = file.get_tensor(name if name in held else name.partition(".")[2])
+    return found
+
+
+def _ends_of_texts(folder: Path) -> dict[str, Any]:
+    """Return the `eos_token_id` of generation_config.json, which transformers prefer to that of config.json."""
+    path = folder / GENERATION
+    found = {key: value for key, value in tree_of(path).items() if key == "eos_token_id" and value is not None}
+    refuse_other_kinds(found, str(path))
     return found
 
 

@@ -34,7 +34,7 @@ MUST: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "quantization_config": (None,),
     }
 )
-FREE = ("activation", "embedding_scale", "score_scale", "score_cap", "logits_cap")
+FREE = ("activation", "embedding_scale", "score_scale", "logits_cap")
 RELATIVE_ERROR = 1e-6  # tolerance for numbers that config.json has in another form
 
 
@@ -47,7 +47,7 @@ def gemma(
     rope: Callable[[Config, str, Tree], Tree],
     rope_config: Callable[[ModelShape], Tree],
     unsaid: Mapping[str, Any],
-    free: tuple[str, ...] = (),
+    free: tuple[str, ...],
 ) -> Family:
     """Return a version of Gemma.
 
