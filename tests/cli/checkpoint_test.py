@@ -211,6 +211,9 @@ def test_import_carries_the_tokenizer_and_its_printed_commands_are_valid(call, r
     assert call("export", str(folder), str(path))[0] == 0
     words = train_tokenizer(["some words"] * 3, 260, "</s>")
     words.save(folder / "tokenizer.json")
+    config = json.loads((folder / "config.json").read_text())
+    dropouts = {"attn_pdrop": 0.1, "embd_pdrop": 0.2, "resid_pdrop": 0.2}
+    (folder / "config.json").write_text(json.dumps(config | dropouts))
     drawn = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "eos_token_id": words.end_of_text, "min_p": 0.3}
     (folder / "generation_config.json").write_text(json.dumps(drawn))
     shutil.rmtree(run / "training")
@@ -218,6 +221,7 @@ def test_import_carries_the_tokenizer_and_its_printed_commands_are_valid(call, r
     assert code == 0 and "documents end with </s>" in told
     ignored = "generation_config.json: settings that are not supported are ignored: min_p 0.3"
     assert ignored in told
+    assert "attn_pdrop 0.1 is not applied in training: plan.model.dropout (0.2) is" in told and "embd_pdrop" not in told
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         assert (root / name).read_bytes() == (folder / name).read_bytes()
     commands = [shlex.split(line) for line in told.replace("ask it: ", "").splitlines() if "trivium " in line]

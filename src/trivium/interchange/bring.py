@@ -31,6 +31,8 @@ from trivium.tokens.tokenizer import FILE, given_tokenizer
 from trivium.untrusted import check_regular, open_regular
 
 _OF_A_LAYER = re.compile(r"\b(?:h|layers)\.\d+\.")
+_OF_ATTENTION = ("attention_dropout", "attn_pdrop")
+_DROPOUTS = (*_OF_ATTENTION, "embd_pdrop", "resid_pdrop", "hidden_dropout")
 _TO_LAYER = re.compile(rf".*?{_OF_A_LAYER.pattern}")
 _CONSTANTS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")  # that old folders store
 _OURS: dict[str, Dtype] = {"F64": "fp64", "F32": "fp32", "BF16": "bf16", "F16": "fp16"}
@@ -99,6 +101,7 @@ def import_hf(folder: str | Path, root: str | Path) -> Path:
             "sampled_sha256": sampled_sha256(folder),
             "architecture": config["architectures"],
             "marks": marks_of({**config, **_ends_of_texts(folder)}),
+            "dropouts_left_out": _dropouts_left_out(config, model),
             "left_out": dict(sorted(Counter(left_out.values()).items())),
         },
     }
@@ -214,6 +217,13 @@ def _read(path: Path, name: str) -> torch.Tensor:
         held = set(file.keys())
         found: torch.Tensor = file.get_tensor(name if name in held else name.partition(".")[2])
     return found
+
+
+def _dropouts_left_out(config: Mapping[str, Any], model: ModelShape) -> dict[str, Any]:
+    """Return the dropouts of a config.json by their names, without those that equal `plan.model.dropout`, which is that
+    of embeddings and of the outputs of both halves of a layer."""
+    given = {name: config[name] for name in _DROPOUTS if config.get(name)}
+    return {name: p for name, p in given.items() if name in _OF_ATTENTION or p != model.dropout}
 
 
 def _ends_of_texts(folder: Path) -> dict[str, Any]:
