@@ -537,6 +537,11 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         ({"architectures": ["Gemma2ForCausalLM"], "query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0; it must"),
         ({"architectures": ["Gemma3ForCausalLM"], "query_pre_attn_scalar": None}, "query_pre_attn_scalar is None, and"),
         ({"architectures": ["Gemma3ForCausalLM"], "attn_logit_softcapping": 0.5}, "attn_logit_softcapping is 0.5, and"),
+        (
+            {"architectures": ["Gemma3ForCausalLM"], "rope_local_base_freq": {}},
+            r"rope_local_base_freq is \{\}; it must",
+        ),
+        ({"architectures": ["Gemma3ForCausalLM"], "rope_theta": 0}, "rope_theta is 0; it must be greater than 0"),
         ({"architectures": ["Gemma3ForCausalLM"], "sliding_window_pattern": 0}, "sliding_window_pattern is 0; it must"),
         ({"architectures": ["GPTNeoXForCausalLM"], "use_parallel_residual": "false"}, "parallel_residual is 'false'"),
         ({"architectures": ["DeepseekV3ForCausalLM"], "rope_interleave": "false"}, "rope_interleave is 'false'"),
@@ -639,6 +644,20 @@ def test_window_is_imported_or_rejected_as_in_transformers(
     model = shape_of({**llama, **said}, "x")
     assert [n for n in range(4) if model.form_of(n).window == 3] == expected
     assert small(model=model.model_dump()).check() == []
+
+
+@pytest.mark.parametrize(
+    ("said", "base"),
+    [({}, 10000), ({"rope_theta": 500.0}, 10000), ({"rope_theta": 500.0, "rotary_emb_base": 700}, 700)],
+)
+def test_neox_reads_the_fields_that_transformers_reads(said: dict[str, float], base: float) -> None:
+    config = {"architectures": ["GPTNeoXForCausalLM"], "vocab_size": 9, "hidden_size": 64, "num_attention_heads": 2}
+    config |= {"num_hidden_layers": 1, "intermediate_size": 8, "max_position_embeddings": 8, **said}
+    assert shape_of({**config, "head_dim": 32}, "x").rope_base == base
+    with pytest.raises(DataError, match="x: head_dim is 8, and must be hidden_size / num_attention_heads, 32"):
+        shape_of({**config, "head_dim": 8}, "x")
+    if transformers := sys.modules.get("transformers"):
+        assert transformers.GPTNeoXConfig(**config).rope_parameters["rope_theta"] == base
 
 
 def test_missing_window_has_architectures_default() -> None:

@@ -82,7 +82,9 @@ class HfConfig(Config):
     logits_scaling: Annotated[float, Field(gt=0)] | None = None
     initializer_range: float | None = None
     resid_pdrop: float | None = None
-    rope_theta: float | None = None
+    rope_theta: Annotated[float, Field(gt=0)] | None = None
+    rotary_emb_base: Annotated[float, Field(gt=0)] | None = None
+    rope_local_base_freq: Annotated[float, Field(gt=0)] | None = None
     partial_rotary_factor: float | None = None
     rope_scaling: Tree | None = None
     rope_parameters: Tree | None = None
