@@ -202,7 +202,7 @@ def test_export_and_import_go_round(call, run: Path) -> None:
     assert call("export", "--format", "onnx", str(run / "x"))[0] == 2
 
 
-def test_import_carries_the_tokenizer_and_its_printed_commands_are_valid(call, run: Path) -> None:
+def test_import_carries_the_tokenizer_and_its_printed_commands_are_valid(call, run: Path, capsys) -> None:
     """Under names that a shell and YAML read otherwise where they are not quoted."""
     folder, root = run / "hf #2", run / "imported #2"
     trainer = Trainer(small(model={"vocabulary": 300}), Mesh.single(), seed=7, rule=RULE)
@@ -211,11 +211,17 @@ def test_import_carries_the_tokenizer_and_its_printed_commands_are_valid(call, r
     assert call("export", str(folder), str(path))[0] == 0
     words = train_tokenizer(["some words"] * 3, 260, "</s>")
     words.save(folder / "tokenizer.json")
-    drawn = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "eos_token_id": words.end_of_text}
+    config = json.loads((folder / "config.json").read_text())
+    dropouts = {"attn_pdrop": 0.1, "embd_pdrop": 0.2, "resid_pdrop": 0.2}
+    (folder / "config.json").write_text(json.dumps(config | dropouts))
+    drawn = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "eos_token_id": words.end_of_text, "min_p": 0.3}
     (folder / "generation_config.json").write_text(json.dumps(drawn))
     shutil.rmtree(run / "training")
     code, told = call("import", str(folder), "--to", str(root))
     assert code == 0 and "documents end with </s>" in told
+    ignored = "generation_config.json: settings that are not supported are ignored: min_p 0.3"
+    assert ignored in told
+    assert "attn_pdrop 0.1 is not applied in training: plan.model.dropout (0.2) is" in told and "embd_pdrop" not in told
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         assert (root / name).read_bytes() == (folder / name).read_bytes()
     commands = [shlex.split(line) for line in told.replace("ask it: ", "").splitlines() if "trivium " in line]
@@ -229,6 +235,11 @@ def test_import_carries_the_tokenizer_and_its_printed_commands_are_valid(call, r
     assert config.plan.layout.world_size == 1
     assert (config.generation.sampling.temperature, config.generation.sampling.top_p) == (0.6, 0.9)
     assert open_asked(root, DEFAULT_OUT, None, None).config == config  # how it draws holds where it is asked
+    capsys.readouterr()
+    assert open_asked(folder, DEFAULT_OUT, None, None).config.generation == config.generation
+    assert ignored in capsys.readouterr().err
+    greedy = open_asked(folder, DEFAULT_OUT, None, ["generation.sampling.temperature=0"]).config.generation.sampling
+    assert (greedy.temperature, greedy.top_p) == (0, 0.9)
     with opened(root) as target:
         assert target.tokenizer == root / "tokenizer.json"
         assert load_tokenizer(target.tokenizer).identity == words.identity

@@ -1,6 +1,7 @@
 """Models from elsewhere whose documents begin with <s> and end with </s>, compared with the harness."""
 
 import json
+import shutil
 
 import pytest
 
@@ -15,7 +16,7 @@ from tokens.foreign import llama_words
 from trivium.checkpoint.load import Checkpoint
 from trivium.evaluation.answer import NativeScorer
 from trivium.evaluation.harness import HarnessModel
-from trivium.evaluation.requests import Request
+from trivium.evaluation.requests import Request, Sampling
 from trivium.interchange.export import export_hf
 from trivium.interchange.target import opened
 from trivium.seeds import generator_for
@@ -68,6 +69,30 @@ def test_answers_equal_those_of_the_harness(folder):
     copies = [[(t, dict(s)) for t, s in until] for _ in range(2)]
     written = theirs.generate_until(asked("generate_until", copies[0]), disable_tqdm=True)
     assert ours.generate_until(asked("generate_until", copies[1])) == written
+
+
+@pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
+def test_texts_end_at_every_id_that_the_folder_names(folder, tmp_path, file):
+    """generation_config.json takes precedence over config.json, as in transformers."""
+    with opened(folder) as target:
+        writer = Writer(NativeScorer.open(target.newest, target.tokenizer))
+    settings, text = Drawing(max_tokens=12, temperature=0.0), TEXTS[0][:60]
+    ids = [token.id for token in writer.write([text], settings)[0].tokens]
+    several = shutil.copytree(folder, tmp_path / "several")
+    if file == "config.json":
+        (several / "generation_config.json").unlink()
+    tree = json.loads((several / file).read_text())
+    (several / file).write_text(json.dumps(tree | {"eos_token_id": [2, ids[5]]}))
+    until = [(text, {"until": ["zz"], "max_gen_toks": 12, "do_sample": False})]
+    expected = hflm.load(several).generate_until(asked("generate_until", until), disable_tqdm=True)
+    with opened(several) as target:
+        scorer = NativeScorer.open(target.newest, target.tokenizer)
+        export_hf(Checkpoint.open(target.newest), tmp_path / "again", tokenizer=target.tokenizer)
+    assert HarnessModel(scorer=scorer).generate_until(asked("generate_until", until)) == expected
+    (found,) = Writer(scorer).write([text], settings)
+    assert [token.id for token in found.tokens] == ids[: ids.index(ids[5]) + 1] and found.finish == "stop"
+    assert scorer.generate([text], settings=Sampling(max_tokens=12, temperature=0.0)) == [found.text]
+    assert json.loads((tmp_path / "again" / "generation_config.json").read_text())["eos_token_id"] == [2, ids[5]]
 
 
 def test_streamed_text_keeps_spaces(folder):

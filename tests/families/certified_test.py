@@ -77,3 +77,9 @@ def test_layers_of_one_kind_with_different_rotary_bases_are_not_exported() -> No
     given = {**GEMMA, "score_cap": None, "embedding_scale": 24**0.5, "score_scale": 7**-0.5, "pattern": bases}
     with pytest.raises(ConfigError, match="layers with a window 2 kinds of rotary positions"):
         config_of(small(model=given).model, dtype="float32")
+
+
+def test_caps_of_scores_with_norms_of_queries_are_not_exported() -> None:
+    """Gemma 3 of transformers has a field for a cap, which it reads and does not use."""
+    with pytest.raises(ConfigError, match=r"no architecture of Hugging Face has .*plan\.model\.score_cap 1\.5"):
+        config_of(small(model=GEMMA).model, dtype="float32")

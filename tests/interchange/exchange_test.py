@@ -433,6 +433,7 @@ def test_special_token_ids_round_trip(
     config = json.loads((tmp_path / "hf" / "config.json").read_text())
     config = {k: v for k, v in config.items() if k not in marks(tmp_path / "hf")} | said
     (tmp_path / "hf" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "hf" / "generation_config.json").unlink()  # its end would take precedence
     back = Checkpoint.open(import_hf(tmp_path / "hf", tmp_path / "back"))
     export_hf(back, tmp_path / "again", tokenizer=None)
     known = {k: v for k, v in said.items() if k not in no_ids}
@@ -529,6 +530,23 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         ({"head_dim": 0}, "head_dim is 0"),
         ({"head_dim": "wide"}, "head_dim is 'wide'"),
         ({"quantization_config": {"quant_method": "fp8"}}, "fp8"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; it must be less than or equal to 10000"),
+        ({"architectures": ["Olmo3ForCausalLM"], "num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; it"),
+        ({"architectures": ["GraniteForCausalLM"], "logits_scaling": 0}, "logits_scaling is 0; it must be greater"),
+        ({"architectures": ["GraniteForCausalLM"], "logits_scaling": [1]}, r"logits_scaling is \[1\]; it must be"),
+        ({"architectures": ["Gemma2ForCausalLM"], "query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0; it must"),
+        ({"architectures": ["Gemma3ForCausalLM"], "query_pre_attn_scalar": None}, "query_pre_attn_scalar is None, and"),
+        ({"architectures": ["Gemma3ForCausalLM"], "attn_logit_softcapping": 0.5}, "attn_logit_softcapping is 0.5, and"),
+        (
+            {"architectures": ["Gemma3ForCausalLM"], "rope_local_base_freq": {}},
+            r"rope_local_base_freq is \{\}; it must",
+        ),
+        ({"architectures": ["Gemma3ForCausalLM"], "rope_theta": 0}, "rope_theta is 0; it must be greater than 0"),
+        ({"architectures": ["Gemma3ForCausalLM"], "sliding_window_pattern": 0}, "sliding_window_pattern is 0; it must"),
+        ({"architectures": ["GPTNeoXForCausalLM"], "use_parallel_residual": "false"}, "parallel_residual is 'false'"),
+        ({"architectures": ["DeepseekV3ForCausalLM"], "rope_interleave": "false"}, "rope_interleave is 'false'"),
+        ({"architectures": ["DeepseekV3ForCausalLM"], "qk_nope_head_dim": "x"}, "qk_nope_head_dim is 'x'; it must be"),
+        ({"architectures": ["DeepseekV3ForCausalLM"], "num_nextn_predict_layers": "1"}, "predict_layers is '1'; it"),
         ({"architectures": 7}, "7"),
         ({"architectures": [["BertModel"]]}, "BertModel"),
     ],
@@ -628,6 +646,20 @@ def test_window_is_imported_or_rejected_as_in_transformers(
     assert small(model=model.model_dump()).check() == []
 
 
+@pytest.mark.parametrize(
+    ("said", "base"),
+    [({}, 10000), ({"rope_theta": 500.0}, 10000), ({"rope_theta": 500.0, "rotary_emb_base": 700}, 700)],
+)
+def test_neox_reads_the_fields_that_transformers_reads(said: dict[str, float], base: float) -> None:
+    config = {"architectures": ["GPTNeoXForCausalLM"], "vocab_size": 9, "hidden_size": 64, "num_attention_heads": 2}
+    config |= {"num_hidden_layers": 1, "intermediate_size": 8, "max_position_embeddings": 8, **said}
+    assert shape_of({**config, "head_dim": 32}, "x").rope_base == base
+    with pytest.raises(DataError, match="x: head_dim is 8, and must be hidden_size / num_attention_heads, 32"):
+        shape_of({**config, "head_dim": 8}, "x")
+    if transformers := sys.modules.get("transformers"):
+        assert transformers.GPTNeoXConfig(**config).rope_parameters["rope_theta"] == base
+
+
 def test_missing_window_has_architectures_default() -> None:
     config = config_of(small(model={**ROTARY, "sequence": 8192}).model, dtype="float32")
     for name in ("MistralForCausalLM", "MinistralForCausalLM"):
@@ -699,7 +731,7 @@ def test_special_files_do_not_block(tmp_path: Path, folder: Path, name: str, tar
 
 
 def test_more_layers_than_tensors_are_rejected_early(tmp_path: Path, folder: Path) -> None:
-    for layers, told in ((10_000, "says 10000 layers, and the files hold"), (10**12, "layers is 1000000000000; ")):
+    for layers, told in ((10_000, "says 10000 layers, and the files hold"), (10**12, "n_layer is 1000000000000; ")):
         change(folder / "config.json", n_layer=layers)
         with pytest.raises(DataError, match=f"config.json.*{told}"):
             import_hf(folder, tmp_path / "back")

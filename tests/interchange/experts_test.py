@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import time
 from pathlib import Path
 from typing import Any, cast
 
@@ -194,6 +195,19 @@ def test_folder_of_transformers_comes_back_unchanged_with_equal_logits(tmp_path:
     assert torch.equal(there(loaded, rows), expected)
 
 
+def test_settings_of_10000_layers_are_read_in_a_second() -> None:
+    config = {**DEEPSEEK_V3, "architectures": ["DeepseekV3ForCausalLM"], "num_hidden_layers": 10_000}
+    begun = time.process_time()
+    shape = shape_of({**config, "first_k_dense_replace": 3}, "config.json")
+    assert time.process_time() - begun <= 1
+    assert list(shape.experts_by_layer) == list(range(3, 10_000))
+
+
+def test_null_period_of_layers_with_experts_is_the_default() -> None:
+    config = {**QWEN, "architectures": ["Qwen3MoeForCausalLM"]}
+    assert shape_of({**config, "decoder_sparse_step": None}, "config.json") == shape_of(config, "config.json")
+
+
 @pytest.mark.parametrize("name", ["deepseek-v2", "deepseek-v3"])
 def test_width_of_heads_that_contradicts_its_parts_is_refused(name: str) -> None:
     family, settings = MODELS[name]
@@ -242,6 +256,11 @@ def test_modules_that_predict_further_tokens_are_left_out_by_name(tmp_path: Path
     (folder / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 1}))
     found = Checkpoint.open(import_hf(folder, tmp_path / "ours"))
     assert found.manifest["imported_from"]["left_out"] == {f"model.layers.{last}.": 2}
+    del config["num_nextn_predict_layers"]
+    for name, more in (("default", {}), ("many", {"num_nextn_predict_layers": 10**9})):
+        (folder / "config.json").write_text(json.dumps({**config, **more}))
+        again = Checkpoint.open(import_hf(folder, tmp_path / name))
+        assert again.manifest["imported_from"]["left_out"] == found.manifest["imported_from"]["left_out"]
     assert torch.equal(ours(found).logits(tokens(2).tolist()), plain.logits(tokens(2).tolist()))
     assert f"2 tensors of model.layers.{last}.* are left out" in "".join(write_preset(found.directory))
 

@@ -1,5 +1,6 @@
 """Conversion in both directions with transformers: its models start trainings here, and ours run there."""
 
+import json
 import shlex
 import sys
 from pathlib import Path
@@ -193,6 +194,26 @@ def test_logits_equal_those_of_transformers(tmp_path: Path, name: str) -> None:
     assert (expected - here.logits(rows.tolist())).abs().max() <= TOLERANCE
     if name not in BACK:
         assert (expected - logits(tmp_path / "theirs", rows)).abs().max() <= TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("gemma3 through a window", {"sliding_window_pattern": 2}),  # as versions before 4.53 wrote it
+        ("mistral through a window", {"layer_types": [SLIDES, ALL, SLIDES, ALL]}),
+    ],
+)
+def test_windows_said_by_other_fields_are_those_of_transformers(tmp_path: Path, name: str, said: dict) -> None:
+    theirs(name, tmp_path / "theirs")
+    path = tmp_path / "theirs" / "config.json"
+    config = json.loads(path.read_text())
+    config.pop("layer_types", None)
+    path.write_text(json.dumps(config | said))
+    model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, attn_implementation="eager").eval()
+    here = ours(Checkpoint.open(import_hf(path.parent, tmp_path / "ours")))
+    rows = torch.randint(0, VOCABULARY, (3, 16), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        assert (model(rows).logits - here.logits(rows.tolist())).abs().max() <= TOLERANCE
 
 
 @pytest.mark.parametrize("name", BACK)

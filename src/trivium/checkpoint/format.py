@@ -100,7 +100,7 @@ class _Data(_Form):
 
 
 class _Import(_Form):
-    marks: dict[str, Any] | None = None
+    marks: dict[str, NotNegative | list[NotNegative] | None] | None = None
     left_out: dict[str, NotNegative] = Field(default={})
 
 

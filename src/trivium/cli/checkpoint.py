@@ -286,7 +286,7 @@ def import_(
     out: Out = DEFAULT_OUT,
     adapter: AskedAdapter = None,
 ) -> None:
-    """Take the weights of a GPT-2, Llama, Mistral, Qwen or OLMo (README names each), and the tokenizer beside them.
+    """Take weights and tokenizer of a Hugging Face folder (docs/formats/checkpoint.md names the architectures).
 
     Without --to, --out becomes a run that trains from these weights, generates and exports. With --to, a preset beside
     the new checkpoint does. MODEL may be a PEFT folder that names its base, or --adapter names one.

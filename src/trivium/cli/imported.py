@@ -36,6 +36,11 @@ def write_preset(checkpoint: Path) -> list[str]:
         f"{count} tensors of {prefix}* are left out: they are beside the model that config.json describes"
         for prefix, count in manifest["imported_from"].get("left_out", {}).items()
     ]
+    told += [
+        f"{name} {p} is not applied in training: plan.model.dropout ({manifest['plan']['model']['dropout']}) is the "
+        f"only dropout of this engine"
+        for name, p in manifest["imported_from"].get("dropouts_left_out", {}).items()
+    ]
     if "tokens" in tree:
         tree = merge(tree, {"tokens": {"tokenizer": FILE}})
     whole: Tree = {"base": BASE, **merge({"plan": LAYOUTS[1]}, tree), "training": {"start_from": checkpoint.name}}

@@ -9,6 +9,7 @@ from trivium.cli.paths import local_path
 from trivium.cli.workspace import Workspace
 from trivium.config import Tree, build, merge, nearest_preset, preset_names, to_tree
 from trivium.errors import ConfigError, DataError
+from trivium.evaluation.config import NEUTRAL_VALUES
 from trivium.families.common.hf_config import describes_model, is_model_folder, read_settings
 from trivium.hub import downloaded, hub_names, is_hub_name, nearest_hub_name
 from trivium.serving.config import Drawing
@@ -105,7 +106,7 @@ def sections_of(folder: Path, shape: Tree) -> tuple[Tree, list[str]]:
     """Return the sections of a config for a model of this shape whose tokenizer and generation_config.json lie in
     `folder`, and notes for the user."""
     words, told = _tokens_of(folder)
-    sampling, more = _sampling_of(folder)
+    sampling, more = sampling_of(folder)
     tree: Tree = {"plan": {"model": shape}}
     tree |= {"tokens": words} if words else {}
     tree |= {"generation": {"sampling": sampling}} if sampling else {}
@@ -181,7 +182,7 @@ def _tokens_of(folder: Path) -> tuple[Tree, list[str]]:
     return {"tokenizer": named, "vocabulary": words.vocabulary}, [f"documents end with {words.marks.end}"]
 
 
-def _sampling_of(folder: Path) -> tuple[Tree, list[str]]:
+def sampling_of(folder: Path) -> tuple[Tree, list[str]]:
     """Return how a folder's generation_config.json says that texts are drawn, and which of its settings are ignored."""
     try:
         said: Any = read_json(folder / GENERATION)
@@ -195,4 +196,6 @@ def _sampling_of(folder: Path) -> tuple[Tree, list[str]]:
         build(Drawing, merge(to_tree(Drawing()), found))
     except ConfigError as error:
         return {}, [f"{GENERATION} is not taken: {error}".replace("\n", "; ")]
-    return found, []
+    ignored = {name: said[name] for name in sorted(said.keys() & NEUTRAL_VALUES.keys()) if said[name] is not None}
+    told = ", ".join(f"{name} {shown(repr(x))}" for name, x in ignored.items() if x not in NEUTRAL_VALUES[name])
+    return found, [f"{GENERATION}: settings that are not supported are ignored: {told}"] if told else []

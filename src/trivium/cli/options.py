@@ -9,9 +9,10 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 import typer
 
 from trivium.cli.ending import no_new_files_in
-from trivium.cli.model_argument import MODELS, model_path, preset_beside
+from trivium.cli.model_argument import MODELS, model_path, preset_beside, sampling_of
 from trivium.cli.paths import local_path, path_or_url
 from trivium.cli.run_config import Given, RunConfig, resolve
+from trivium.cli.show import say_aside
 from trivium.cli.stage import CORPUS_PATH, Run
 from trivium.cli.workspace import Workspace
 from trivium.config import leaves, parse_assignments, preset_names
@@ -286,7 +287,8 @@ def open_run(out: Path, given: Given, *, corpus: Path | str | None = None, token
 
 def open_asked(target: Path | None, out: Path, preset: str | None, sets: list[str] | None) -> Run:
     """The run whose settings hold where a model is asked: the target's own; the one of --out where none is named; for
-    a target that is of no run, a preset's, which may lie beside it. ConfigError where a target and a run are named."""
+    a target that is of no run, a preset's, which may lie beside it; for a Hugging Face folder, its
+    generation_config.json says how texts are drawn. ConfigError where a target and a run are named."""
     if target is None:
         return open_run(out, given_for(out, preset, sets))
     if out != DEFAULT_OUT:
@@ -295,8 +297,12 @@ def open_asked(target: Path | None, out: Path, preset: str | None, sets: list[st
 
     home, beside = run_of(target), preset_beside(target)
     if home is None or beside is not None:
-        chosen = preset or (str(beside) if beside else DEFAULT_PRESET)
-        return open_run(out, Given(chosen, tuple(sets or ())))
+        if chosen := preset or (str(beside) if beside else None):
+            return open_run(out, Given(chosen, tuple(sets or ())))
+        sampling, notes = sampling_of(target)
+        for note in notes:
+            say_aside(note)
+        return open_run(out, Given(DEFAULT_PRESET, tuple(sets or ()), defaults={"generation": {"sampling": sampling}}))
     return open_run(home, given_for(home, preset, sets))
 
 

@@ -20,6 +20,7 @@ from trivium.model.whole import WholeModel
 from trivium.plan.parameters import shard_box
 from trivium.progress import Progress, silent
 from trivium.seeds import seed_for
+from trivium.tokens.marks import ids_of
 from trivium.tokens.tokenizer import Tokenizer, load_tokenizer
 
 TEXTS_PER_BATCH = 8  # texts generated in one batch
@@ -53,7 +54,8 @@ class NativeScorer:
         for name, row in model.stage.table.items():  # this rank's shards, whatever layout saved them
             box = shard_box(row, plan.model, mesh.layout, mesh.tensor.index, mesh.expert.index)
             model.load(name, opened.read(f"weights/{name}", box, DTYPES[plan.precision.weights]))
-        return cls(model, words)
+        marks = opened.manifest.get("imported_from", {}).get("marks") or {}
+        return cls(model, words.with_ends(ids_of(marks.get("eos_token_id"))))
 
     @property
     def sequence(self) -> int:
@@ -80,7 +82,6 @@ class NativeScorer:
         return [likelihood for likelihood, _ in self._sums(windows)]
 
     def generate(self, prompts: Sequence[str], *, settings: Sampling) -> list[str]:
-        end = self.tokenizer.end_of_text
         ids = self.tokenizer.prompt_ids(prompts)
         drafts = []
         for number, prompt in enumerate(ids):
@@ -88,7 +89,7 @@ class NativeScorer:
             choice = Choice(settings.temperature, settings.top_k, settings.top_p, seed)
             drafts.append(self.draft(prompt, choice, stop=settings.stop, max_tokens=settings.max_tokens))
         texts = [
-            self.tokenizer.decode_after(prompt, [t for t in written if t != end])
+            self.tokenizer.decode_after(prompt, [t for t in written if t not in self.tokenizer.ends])
             for prompt, written in zip(ids, self.continue_drafts(drafts), strict=True)
         ]
         return [cut_at(settings.stop, text) for text in texts]
@@ -136,7 +137,8 @@ class NativeScorer:
         """Create a draft that ends with the document or with one of the texts in `stop`."""
 
         def done(drawn: list[int]) -> bool:
-            return drawn[-1:] == [self.tokenizer.end_of_text] or any(s in self.tokenizer.decode(drawn) for s in stop)
+            is_over = bool(drawn) and drawn[-1] in self.tokenizer.ends
+            return is_over or any(s in self.tokenizer.decode(drawn) for s in stop)
 
         return Draft(prompt, choice, done, max_tokens)
 

@@ -1,6 +1,8 @@
 """Settings of evaluation and of sampling."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -8,6 +10,32 @@ from trivium.config import Config, NotNegative, Positive, Short
 from trivium.plan.layout import Layout
 
 TaskName = Literal["last_word", "continuation", "agreement", "word_order", "names"]
+
+# Settings of transformers' `generate` that are not supported, with the values besides null that change nothing.
+NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {
+        "num_beams": (1,),
+        "num_return_sequences": (1,),
+        "early_stopping": (True, False),  # controls when a beam search ends
+        "length_penalty": (1,),
+        "min_p": (0,),
+        "typical_p": (1,),
+        "min_length": (0,),
+        "min_new_tokens": (0,),
+        "no_repeat_ngram_size": (0,),
+        "encoder_repetition_penalty": (1,),
+        "epsilon_cutoff": (0,),
+        "eta_cutoff": (0,),
+        "guidance_scale": (1,),
+        "bad_words_ids": ([],),
+        "suppress_tokens": ([],),
+        "begin_suppress_tokens": ([],),
+        "sequence_bias": ([], {}),
+        "forced_bos_token_id": (),
+        "forced_eos_token_id": (),
+        "use_cache": (True, False),  # cached and recomputed keys and values are equal
+    }
+)
 
 
 class Sampling(Config):

@@ -24,6 +24,7 @@ from trivium.comms.launch import ALONE, connected, torchrun_place
 from trivium.comms.mesh import Mesh
 from trivium.errors import ConfigError, nearest
 from trivium.evaluation.answer import NativeScorer, cut_at
+from trivium.evaluation.config import NEUTRAL_VALUES
 from trivium.evaluation.requests import Request
 from trivium.evaluation.windows import Encoded, encode_all, window_of
 from trivium.interchange.target import opened
@@ -35,21 +36,8 @@ DEFAULT_MAX_TOKENS = 256  # generated if a task sets no limit: the harness's own
 # The harness adds these arguments itself. They are ignored: batches and devices are chosen elsewhere, and a checkpoint
 # contains no code to trust.
 IGNORED_ARGUMENTS = {"batch_size", "max_batch_size", "device", "trust_remote_code"}
-# Generation settings (--gen_kwargs) that are supported, and the values of other settings that change nothing.
+# Generation settings (--gen_kwargs) that are supported.
 HEEDED = ("until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p", "repetition_penalty")
-NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
-    "num_beams": (1,),
-    "num_return_sequences": (1,),
-    "early_stopping": (True, False),  # controls when a beam search ends
-    "length_penalty": (1,),
-    "min_p": (0,),
-    "typical_p": (1,),
-    "min_length": (0,),
-    "min_new_tokens": (0,),
-    "no_repeat_ngram_size": (0,),
-    "encoder_repetition_penalty": (1,),
-    "use_cache": (True, False),  # cached and recomputed keys and values are equal
-}
 # Lower bound, upper bound, and the rule of each setting that is a number.
 LAWS: Mapping[str, tuple[float, float, str]] = {
     "temperature": (

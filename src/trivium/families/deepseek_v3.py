@@ -8,9 +8,9 @@ from trivium.families.common.experts import Mixture
 from trivium.families.common.family import Config
 
 
-def _besides(config: Config) -> tuple[str, ...]:
+def _besides(config: Config) -> range:
     first, more = config["num_hidden_layers"], config["num_nextn_predict_layers"] or 0
-    return tuple(f"model.layers.{n}." for n in range(first, first + more))
+    return range(first, first + more)
 
 
 FAMILY = deepseek(

@@ -9,7 +9,7 @@ FAMILY = gemma(
     "Gemma2ForCausalLM",
     "gemma2",
     qk_norm="none",
-    every=2,
+    every=lambda config: 2,
     rope=lambda config, where, windows: {**windows, **rope_of(config, where)},
     rope_config=rope_config,
     unsaid=MappingProxyType(
@@ -23,4 +23,5 @@ FAMILY = gemma(
             "final_logit_softcapping": 30.0,
         }
     ),
+    free=("score_cap",),
 )

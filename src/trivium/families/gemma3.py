@@ -5,7 +5,7 @@ from typing import Any
 
 from trivium.errors import ConfigError
 from trivium.families.common.family import Config, Tree
-from trivium.families.common.gemma import gemma
+from trivium.families.common.gemma import MUST, gemma
 from trivium.families.common.rope import rope_config, rope_of
 from trivium.families.common.windows import ALL, WINDOW
 from trivium.plan.model_shape import ModelShape
@@ -59,11 +59,11 @@ def both_ropes(model: ModelShape) -> Tree:
     }
 
 
-FAMILY = gemma(
+GEMMA = gemma(
     "Gemma3ForCausalLM",
     "gemma3_text",
     qk_norm="each_head",
-    every=6,
+    every=lambda config: config.get("sliding_window_pattern") or 6,
     rope=rope,
     rope_config=both_ropes,
     unsaid=MappingProxyType(
@@ -77,3 +77,5 @@ FAMILY = gemma(
     ),
     free=("rope_base", "rope_scaling"),
 )
+# transformers read the cap of attention's scores, and do not use it
+FAMILY = GEMMA._replace(must=MappingProxyType({**MUST, "attn_logit_softcapping": (None,)}))

@@ -21,7 +21,7 @@ def read(config: Config, where: str) -> Tree:
         "embedding_scale": config.get("embedding_multiplier", 1.0),
         "score_scale": config.get("attention_multiplier", 1.0),
         "residual_scale": config.get("residual_multiplier", 1.0),
-        "logits_scale": 1 / config.get("logits_scaling", 1.0),
+        "logits_scale": 1 / (config.get("logits_scaling") or 1.0),
     }
 
 

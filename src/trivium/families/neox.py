@@ -51,6 +51,10 @@ def read(config: Config, where: str) -> Tree:
     if not isinstance(share, int | float) or isinstance(share, bool) or not 0 < share <= 1:
         raise DataError(f"{where}: the share of rotated columns is {share!r}, and must be above 0 and at most 1")
     head = config["hidden_size"] // config["num_attention_heads"]
+    if config.get("head_dim") not in (None, head):
+        raise DataError(
+            f"{where}: head_dim is {config['head_dim']}, and must be hidden_size / num_attention_heads, {head}"
+        )
     columns = int(head * share)
     function = config.get("hidden_act", "gelu")
     if function not in ACTIVATIONS:
@@ -79,7 +83,7 @@ def _share(config: Config) -> Any:
 def _without_share(config: Config) -> Tree:
     """The config as that of a model that rotates all columns."""
     new = {k: v for k, v in (config.get("rope_parameters") or {}).items() if k != "partial_rotary_factor"}
-    return {"rope_theta": config.get("rotary_emb_base", BASE), **config, "rope_parameters": new or None}
+    return {**config, "rope_theta": config.get("rotary_emb_base", BASE), "rope_parameters": new or None}
 
 
 def write(model: ModelShape) -> Tree:

@@ -5,6 +5,7 @@ import hashlib
 import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,20 +17,23 @@ from trivium.checkpoint.pieces import TORCH_DTYPES, Part
 from trivium.checkpoint.reshard import write_whole
 from trivium.config import to_tree
 from trivium.errors import ConfigError, DataError
-from trivium.families.common.hf_config import read_settings
+from trivium.families.common.hf_config import read_settings, refuse_other_kinds
 from trivium.hub import name_of
-from trivium.interchange.names import INDEX, WEIGHTS, Twin, family_named, ids_of, marks_of, shape_of, twins
+from trivium.interchange.names import INDEX, WEIGHTS, Twin, family_named, marks_of, shape_of, twins
 from trivium.plan.batch import Batch
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.plan import Plan
 from trivium.plan.precision import Dtype, Precision
 from trivium.provenance import file_sha256
 from trivium.tokens.chat.template import FILE as TEMPLATE
-from trivium.tokens.marks import CONFIG, GENERATION, MAP
+from trivium.tokens.marks import CONFIG, GENERATION, MAP, ids_of, tree_of
 from trivium.tokens.tokenizer import FILE, given_tokenizer
 from trivium.untrusted import check_regular, open_regular
 
 _OF_A_LAYER = re.compile(r"\b(?:h|layers)\.\d+\.")
+_OF_ATTENTION = ("attention_dropout", "attn_pdrop")
+_DROPOUTS = (*_OF_ATTENTION, "embd_pdrop", "resid_pdrop", "hidden_dropout")
+_TO_LAYER = re.compile(rf".*?{_OF_A_LAYER.pattern}")
 _CONSTANTS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")  # that old folders store
 _OURS: dict[str, Dtype] = {"F64": "fp64", "F32": "fp32", "BF16": "bf16", "F16": "fp16"}
 _SAMPLED_BLOCKS, _SAMPLED_BLOCK_BYTES = 64, 64 << 10  # of each file
@@ -68,8 +72,11 @@ def import_hf(folder: str | Path, root: str | Path) -> Path:
         )
     family = family_named(config, str(folder / "config.json"))
     rows, names = list(twins(model, family)), family.names(model)
-    besides = {prefix: [n for n in stored if n.startswith(prefix)] for prefix in family.besides(config)}
-    _refuse_unused(stored.keys() - {n for several in besides.values() for n in several}, rows, folder)
+    # There are at most as many layers as tensors, whatever config.json says.
+    besides = family.besides({**family.unsaid, **config})[: len(stored)]
+    prefixes = {f"{names.layer.format(layer)}." for layer in besides}
+    left_out = {name: found[0] for name in stored if (found := _TO_LAYER.match(name)) and found[0] in prefixes}
+    _refuse_unused(stored.keys() - left_out.keys(), rows, folder)
     # Some folders omit the prefix of the inner model.
     where = {f"{prefix}{n}": p for n, p in stored.items() for prefix in (names.prefix,)} | stored
     for twin in rows:
@@ -93,8 +100,9 @@ def import_hf(folder: str | Path, root: str | Path) -> Path:
             "folder": name_of(folder),
             "sampled_sha256": sampled_sha256(folder),
             "architecture": config["architectures"],
-            "marks": marks_of(config),
-            "left_out": {prefix: len(several) for prefix, several in besides.items() if several},
+            "marks": marks_of({**config, **_ends_of_texts(folder)}),
+            "dropouts_left_out": _dropouts_left_out(config, model),
+            "left_out": dict(sorted(Counter(left_out.values()).items())),
         },
     }
     root.mkdir(parents=True, exist_ok=True)
@@ -208,6 +216,21 @@ def _read(path: Path, name: str) -> torch.Tensor:
     with safe_open(str(path), framework="pt") as file:
         held = set(file.keys())
         found: torch.Tensor = file.get_tensor(name if name in held else name.partition(".")[2])
+    return found
+
+
+def _dropouts_left_out(config: Mapping[str, Any], model: ModelShape) -> dict[str, Any]:
+    """Return the dropouts of a config.json by their names, without those that equal `plan.model.dropout`, which is that
+    of embeddings and of the outputs of both halves of a layer."""
+    given = {name: config[name] for name in _DROPOUTS if config.get(name)}
+    return {name: p for name, p in given.items() if name in _OF_ATTENTION or p != model.dropout}
+
+
+def _ends_of_texts(folder: Path) -> dict[str, Any]:
+    """Return the `eos_token_id` of generation_config.json, which transformers prefer to that of config.json."""
+    path = folder / GENERATION
+    found = {key: value for key, value in tree_of(path).items() if key == "eos_token_id" and value is not None}
+    refuse_other_kinds(found, str(path))
     return found
 
 

@@ -14,7 +14,7 @@ from trivium.checkpoint.load import Checkpoint
 from trivium.checkpoint.pieces import TORCH_DTYPES, Entry, write_pieces
 from trivium.errors import CheckpointError, ConfigError
 from trivium.families.common.family import Tensors, families
-from trivium.interchange.names import INDEX, WEIGHTS, Twin, config_of, ids_of, twins
+from trivium.interchange.names import INDEX, WEIGHTS, Twin, config_of, twins
 from trivium.model.whole import WholeModel
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.parameters import Box, count, parameters
@@ -25,7 +25,7 @@ from trivium.seeds import generator_for
 from trivium.tokens.chat.encode import end_of_turn_ids
 from trivium.tokens.chat.template import FILE as TEMPLATE
 from trivium.tokens.chat.template import read_template
-from trivium.tokens.marks import CONFIG, GENERATION, MAP
+from trivium.tokens.marks import CONFIG, GENERATION, MAP, ids_of
 from trivium.tokens.tokenizer import Tokenizer, load_tokenizer
 from trivium.untrusted import read_json
 

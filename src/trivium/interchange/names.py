@@ -14,6 +14,7 @@ from trivium.plan.layers.form import VARIED
 from trivium.plan.layers.part import Fused, Parameter
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.parameters import Box, parameters
+from trivium.tokens.marks import ids_of
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"  # all weights in one file, or the index of several
 Tensors = tuple[torch.Tensor, ...]
@@ -127,11 +128,6 @@ def marks_of(config: Mapping[str, Any]) -> dict[str, Any]:
     said = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in config}
     known = range(config["vocab_size"])
     return {k: v for k, v in said.items() if v is None or all(i in known for i in ids_of(v))}
-
-
-def ids_of(mark: Any) -> list[Any]:
-    """Return the ids of one special token as a list, the main one first; chat models have several end-of-text ids."""
-    return mark if isinstance(mark, list) else [] if mark is None else [mark]
 
 
 class Twin(NamedTuple):

@@ -117,9 +117,9 @@ class TokenAligner:
         ends: Collection[int] = (),
     ) -> None:
         """before: ids that the text follows. offset: number of characters sent before the text. ends: ids that end the
-        text, besides the end-of-document token."""
+        text, besides those of the tokenizer."""
         self._detokenizer = Detokenizer(tokenizer, stops, before)
-        self._ends = frozenset({*ends, tokenizer.end_of_text})
+        self._ends = tokenizer.ends.union(ends)
         self._offset = self._sent = offset
         self._waiting: list[Placed] = []
 
@@ -173,7 +173,7 @@ def token_rows(written: Written, tokenizer: Tokenizer) -> list[dict[str, Any]]:
     spell, detokenizer = spelling(tokenizer), Detokenizer(tokenizer, before=[tokenizer.before_text])
     rows = []
     for token in written.tokens:
-        text = "" if token.id == tokenizer.end_of_text else detokenizer.push(token.id)
+        text = "" if token.id in tokenizer.ends else detokenizer.push(token.id)
         top = [{"token": spell(i), "logprob": p} for i, p in token.top]
         row = {"token": spell(token.id), "id": token.id, "logprob": token.logprob, "top": top}
         rows.append(row | ({"joined": text} if text not in ("", row["token"]) else {}))

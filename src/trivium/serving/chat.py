@@ -30,7 +30,7 @@ class Chat:
     @property
     def ends(self) -> frozenset[int]:
         """The ids that end an answer."""
-        return frozenset({self.tokenizer.end_of_text, *(self._mark if len(self._mark) == 1 else ())})
+        return self.tokenizer.ends.union(self._mark if len(self._mark) == 1 else ())
 
     @property
     def stops(self) -> tuple[str, ...]:

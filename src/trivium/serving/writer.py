@@ -168,11 +168,13 @@ class Writer:
         ends: Collection[int] = (),
         bias: Mapping[int, float] | None = None,
     ) -> Draft:
-        """Create a draft that ends with the document, with one of the ids in `ends`, or with one of the texts in
-        `settings.stop`. bias: what is added to the scores of ids."""
+        """Create a draft that ends at the tokenizer's ends, at the ids in `ends`, or at the texts in `settings.stop`.
+
+        bias: what is added to the scores of ids.
+        """
         if alternatives is not None:
             alternatives = min(alternatives, self.tokenizer.vocabulary)
-        ends = frozenset({*ends, self.tokenizer.end_of_text})
+        ends = self.tokenizer.ends.union(ends)
         done = stopper(self.tokenizer, settings.stop, prompt, ends)
         return Draft(prompt, settings, seed, done, alternatives, ends, bias or {})
 
@@ -303,13 +305,13 @@ def stopper(
     tokenizer: Tokenizer, stops: Sequence[str], prompt: Sequence[int], ends: Collection[int] = ()
 ) -> Callable[[list[int]], bool]:
     """Return the predicate that decides from the sampled ids whether the text is over, consistently with
-    `Writer.written`. ends: ids that end it, besides the end of the document.
+    `Writer.written`. ends: ids that end it, besides those of the tokenizer.
 
     A token has at least one byte, so only the last ids are decoded. They are decoded after their predecessors,
     because some tokenizers spell the first token of a text differently, and never from within a run of byte tokens
     that form a character together.
     """
-    ends, bytes_alone = {*ends, tokenizer.end_of_text}, tokenizer.byte_tokens
+    ends, bytes_alone = tokenizer.ends.union(ends), tokenizer.byte_tokens
     longest = max((len(s.encode()) for s in stops), default=0) + 1
 
     def done(drawn: list[int]) -> bool:

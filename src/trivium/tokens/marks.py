@@ -50,7 +50,7 @@ def beside(path: Path, words: Mapping[str, int]) -> Beside:
     """Read the files next to a `tokenizer.json`. words: its {token: id}. Raises DataError if one is unreadable."""
     trees = {name: tree_of(path.with_name(name)) for name in (CONFIG, MAP, GENERATION)}
     ids = trees[GENERATION].get("eos_token_id")
-    every = ids if isinstance(ids, list) else [] if ids is None else [ids]
+    every = ids_of(ids)
     if not all(type(one) is int for one in every):
         raise _unreadable(path.with_name(GENERATION), f"eos_token_id: {ids}")
     named = {name: token_of(trees[name], "eos_token", path.with_name(name)) for name in (CONFIG, MAP)}
@@ -63,6 +63,11 @@ def beside(path: Path, words: Mapping[str, int]) -> Beside:
         tokens = {number: token for token, number in words.items()}
         ends[GENERATION] = tuple(tokens.get(one, f"id {one}") for one in every)
     return Beside(ends, begin, None if opens and begin is None else opens)
+
+
+def ids_of(mark: Any) -> list[Any]:
+    """Return the ids of one special token as a list, the main one first; chat models have several end-of-text ids."""
+    return mark if isinstance(mark, list) else [] if mark is None else [mark]
 
 
 def tree_of(path: Path) -> Tree:

@@ -55,9 +55,16 @@ class Tokenizer:
     padding are disabled. Equal `sha256` and equal `marks` imply equal ids for every text.
     """
 
-    def __init__(self, description: str, marks: Marks = Marks(), library: tokenizers.Tokenizer | None = None) -> None:
-        """description: JSON of the Hugging Face tokenizers library. library: the parsed description, if available."""
-        self.description, self.marks = description, marks
+    def __init__(
+        self,
+        description: str,
+        marks: Marks = Marks(),
+        library: tokenizers.Tokenizer | None = None,
+        other_ends: Iterable[int] = (),
+    ) -> None:
+        """description: JSON of the Hugging Face tokenizers library. library: the parsed description, if available.
+        other_ends: ids at which a generated text ends besides the end of documents."""
+        self.description, self.marks, self._other_ends = description, marks, frozenset(other_ends)
         # used for decoding and token names
         self._library = library or _read(description)
 
@@ -84,6 +91,11 @@ class Tokenizer:
     def end_of_text(self) -> int:
         """The id of the token that closes every document."""
         return self._id_of(self.marks.end)
+
+    @cached_property
+    def ends(self) -> frozenset[int]:
+        """The ids at which a generated text ends: the end of documents, and others of an imported model."""
+        return self._other_ends | {self.end_of_text}
 
     @cached_property
     def before_text(self) -> int:
@@ -132,7 +144,11 @@ class Tokenizer:
         return self.with_marks(Marks(self.marks.end, opens=False)) if bare.opening else bare
 
     def with_marks(self, marks: Marks) -> "Tokenizer":
-        return Tokenizer(self.description, marks, self._library)
+        return Tokenizer(self.description, marks, self._library, self._other_ends)
+
+    def with_ends(self, ids: Iterable[int]) -> "Tokenizer":
+        """Return the same tokenizer for a model whose texts may end at further ids."""
+        return Tokenizer(self.description, self.marks, self._library, ids)
 
     @cached_property
     def is_concatenative(self) -> bool:

@@ -21,7 +21,7 @@ class Native:
 
     def __init__(self, scorer: NativeScorer, template: ChatTemplate, config: JudgeConfig) -> None:
         self._scorer, self._template, self._config = scorer, template, config
-        self._ends = (end_of_turn_ids(template, scorer.tokenizer), [scorer.tokenizer.end_of_text])
+        self._ends = (end_of_turn_ids(template, scorer.tokenizer), *([end] for end in scorer.tokenizer.ends))
 
     def answer(self, questions: Sequence[Question]) -> Iterator[tuple[Question, Answer]]:
         """Yield each question with its answer, a batch at a time. Raises DataError for a prompt that does not fit."""

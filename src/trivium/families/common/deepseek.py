@@ -75,7 +75,7 @@ def deepseek(
     unsaid: Mapping[str, Any],
     must: Mapping[str, tuple[Any, ...]],
     interleaves: bool,
-    besides: Callable[[Config], tuple[str, ...]] = lambda config: (),
+    besides: Callable[[Config], range] = lambda config: range(0),
 ) -> Family:
     """Return a version of DeepSeek; versions differ in the function of their routers' scores. interleaves: whether
     config.json says which columns are rotated together; neighbours, otherwise."""

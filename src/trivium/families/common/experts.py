@@ -132,9 +132,13 @@ def _layers(config: Config, found: Tree, dense: Dense | None) -> Tree:
 def runs_of(each: Sequence[Tree]) -> Tree:
     """Return the shortest `first` and `pattern` that say in which settings each layer differs from the model's own."""
     total = len(each)
-    lengths = ((start, period) for start in range(total) for period in range(1, total - start + 1))
-    repeats = ((s, p) for s, p in lengths if all(each[n] == each[n + p] for n in range(s, total - p)))
-    start, period = min(repeats, key=lambda found: (sum(found), found[1]))
+    shortest = total, 1
+    for period in range(1, total + 1):
+        if period >= sum(shortest):
+            break
+        differs = (n for n in reversed(range(total - period)) if each[n] != each[n + period])
+        shortest = min(shortest, (next(differs, -1) + 1, period), key=sum)
+    start, period = shortest
     pattern = _runs(each[start : start + period])
     return {"first": _runs(each[:start]), "pattern": () if pattern == ({"times": 1},) else pattern}
 

@@ -54,8 +54,8 @@ class Family(NamedTuple):
     defaults of transformers. tied: whether the head is tied where config.json does not say.
     free: settings that `read` and `write` convert. Those that only other families decide or convert have their
     defaults. differs: settings besides these in which its layers may differ.
-    besides: what the names of tensors begin with that are no part of the model, by its config.json; an import leaves
-    them out, and says so.
+    besides: numbers of layers in the files that are no part of the model, by its config.json with the defaults of
+    `unsaid`; an import leaves them out, and says so.
     read: settings of a model from a config.json (the second argument names the file in messages; raises DataError).
     write: fields of config.json for a model; raises ConfigError where they cannot say what the model computes.
     names: of its tensors, for a model. can_say: whether config.json can say which layers have a window.
@@ -77,7 +77,7 @@ class Family(NamedTuple):
     rank: int = 0
     free: tuple[str, ...] = ()
     differs: tuple[str, ...] = ("window",)
-    besides: Callable[[Config], tuple[str, ...]] = lambda config: ()
+    besides: Callable[[Config], range] = lambda config: range(0)
 
 
 @cache

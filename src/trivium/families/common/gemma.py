@@ -34,7 +34,7 @@ MUST: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "quantization_config": (None,),
     }
 )
-FREE = ("activation", "embedding_scale", "score_scale", "score_cap", "logits_cap")
+FREE = ("activation", "embedding_scale", "score_scale", "logits_cap")
 RELATIVE_ERROR = 1e-6  # tolerance for numbers that config.json has in another form
 
 
@@ -43,17 +43,17 @@ def gemma(
     model_type: str,
     *,
     qk_norm: str,
-    every: int,
+    every: Callable[[Config], int],
     rope: Callable[[Config, str, Tree], Tree],
     rope_config: Callable[[ModelShape], Tree],
     unsaid: Mapping[str, Any],
-    free: tuple[str, ...] = (),
+    free: tuple[str, ...],
 ) -> Family:
     """Return a version of Gemma.
 
-    every: where config.json does not say which layers have a window, each `every`-th attends to all positions. rope:
-    settings of rotary positions from a config.json, where messages say that it is, and the settings of windows, which
-    it may change. rope_config: the fields of config.json.
+    every: n of a config.json without `layer_types`, in whose model each n-th layer attends to all positions and the
+    others have a window. rope: settings of rotary positions from a config.json, where messages say that it is, and the
+    settings of windows, which it may change. rope_config: the fields of config.json.
     """
     settings = {
         **SETTINGS,
@@ -65,7 +65,7 @@ def gemma(
     return Family(
         architecture=architecture,
         settings=MappingProxyType(settings),
-        sizes=SIZES,
+        sizes=(*SIZES, "query_pre_attn_scalar"),
         must=MUST,
         read=partial(_read, every=every, rope=rope),
         write=partial(_write, architecture=architecture, model_type=model_type, rope_config=rope_config),
@@ -78,9 +78,11 @@ def gemma(
     )
 
 
-def _read(config: Config, where: str, *, every: int, rope: Callable[[Config, str, Tree], Tree]) -> Tree:
-    layers = config["num_hidden_layers"]
-    types = [WINDOW if (n + 1) % every else ALL for n in range(layers)]
+def _read(
+    config: Config, where: str, *, every: Callable[[Config], int], rope: Callable[[Config, str, Tree], Tree]
+) -> Tree:
+    layers, period = config["num_hidden_layers"], every(config)
+    types = [WINDOW if (n + 1) % period else ALL for n in range(layers)]
     windows = windows_of({**config, "layer_types": config.get("layer_types") or types}, "typed", where)
     return {
         "layers": layers,

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, ConfigDict, Field
 
 from trivium.config import Config, NotNegative, Positive, build
 from trivium.errors import ConfigError, DataError
+from trivium.plan.sizes import Layers
 from trivium.units import shown
 from trivium.untrusted import read_json
 
@@ -33,12 +34,12 @@ class HfConfig(Config):
     remedy: ClassVar[str] = "download the folder again"
 
     vocab_size: Positive | None = None
-    n_layer: Positive | None = None
+    n_layer: Layers | None = None
     n_embd: Positive | None = None
     n_head: Positive | None = None
     n_positions: Positive | None = None
     n_inner: Positive | None = None
-    num_hidden_layers: Positive | None = None
+    num_hidden_layers: Layers | None = None
     hidden_size: Positive | None = None
     num_attention_heads: Positive | None = None
     num_key_value_heads: Positive | None = None
@@ -49,6 +50,7 @@ class HfConfig(Config):
     sliding_window: NotNegative | None = None  # transformers writes 0 where Qwen2-MoE uses none
     max_window_layers: NotNegative | None = None
     use_sliding_window: bool | None = None
+    sliding_window_pattern: Positive | None = None
     num_experts: Positive | None = None
     num_local_experts: Positive | None = None
     n_routed_experts: Positive | None = None
@@ -64,6 +66,10 @@ class HfConfig(Config):
     first_k_dense_replace: NotNegative | None = None
     n_group: Positive | None = None
     topk_group: Positive | None = None
+    num_nextn_predict_layers: NotNegative | None = None
+    qk_nope_head_dim: Positive | None = None
+    qk_rope_head_dim: Positive | None = None
+    rope_interleave: bool | None = None
     routed_scaling_factor: float | None = None
     qkv_bias: bool | None = None
     clip_qkv: float | None = None
@@ -72,15 +78,20 @@ class HfConfig(Config):
     hidden_act: str | None = None
     layer_norm_epsilon: float | None = None
     rms_norm_eps: float | None = None
+    query_pre_attn_scalar: Annotated[float, Field(gt=0)] | None = None
+    logits_scaling: Annotated[float, Field(gt=0)] | None = None
     initializer_range: float | None = None
     resid_pdrop: float | None = None
-    rope_theta: float | None = None
+    rope_theta: Annotated[float, Field(gt=0)] | None = None
+    rotary_emb_base: Annotated[float, Field(gt=0)] | None = None
+    rope_local_base_freq: Annotated[float, Field(gt=0)] | None = None
     partial_rotary_factor: float | None = None
     rope_scaling: Tree | None = None
     rope_parameters: Tree | None = None
     tie_word_embeddings: bool | None = None
     attention_bias: bool | None = None
     mlp_bias: bool | None = None
+    use_parallel_residual: bool | None = None
     scale_attn_weights: bool | None = None
     scale_attn_by_inverse_layer_idx: bool | None = None
     add_cross_attention: bool | None = None

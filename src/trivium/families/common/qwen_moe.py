@@ -7,7 +7,7 @@ from trivium.families.common.family import Config, Tree
 
 
 def _is_dense(config: Config, layer: int) -> bool:
-    return layer in (config["mlp_only_layers"] or ()) or (layer + 1) % config["decoder_sparse_step"] != 0
+    return layer in (config["mlp_only_layers"] or ()) or (layer + 1) % (config["decoder_sparse_step"] or 1) != 0
 
 
 def _fields(layers: list[int]) -> Tree:
