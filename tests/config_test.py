@@ -74,11 +74,9 @@ def test_octal_numbers_and_those_of_base_60_are_no_numbers(value: str):
 
 
 def test_an_override_that_is_no_yaml_is_rejected_with_the_cause():
-    with pytest.raises(
-        ConfigError, match="is not a YAML value: line 1 has 'a' a second time; put both under the first$"
-    ):
+    with pytest.raises(ConfigError, match="is not YAML: line 1 has 'a' a second time; put both under the first$"):
         parse_assignments(["batch={a: 8, a: 16}"])
-    with pytest.raises(ConfigError, match="is not a YAML value: line 1, column 3: .*; quote it$"):
+    with pytest.raises(ConfigError, match="is not YAML: line 1, column 3: .*; quote it$"):
         parse_assignments(["batch=[1"])
 
 
@@ -208,7 +206,7 @@ def test_hash_inside_a_value_is_kept(text: str, value: object):
 
 
 def test_impossible_date_in_override_is_rejected():
-    with pytest.raises(ConfigError, match="'2024-13-45' is not a YAML value"):
+    with pytest.raises(ConfigError, match="lr=2024-13-45' is not YAML: ValueError: month"):
         parse_assignments(["training.lr=2024-13-45"])
 
 

@@ -205,9 +205,7 @@ def parse_assignments(assignments: Iterable[str], model: type[BaseModel] | None 
             node[field] = _texts_typed(text) if _are_texts(kinds) else read_yaml(text)
         except yaml.YAMLError as error:
             remedy = "; quote it" if isinstance(error, yaml.MarkedYAMLError) else ""  # other problems name their remedy
-            raise ConfigError(
-                f"--set '{assignment}': '{text}' is not a YAML value: {yaml_problem(error)}{remedy}"
-            ) from None
+            raise ConfigError(f"--set '{assignment}' is not YAML: {yaml_problem(error)}{remedy}") from None
         if node[field] is not None and _has_comment(text):
             raise ConfigError(
                 f"--set '{assignment}': in YAML a comment begins at its '#'; quote the value: "
