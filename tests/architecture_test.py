@@ -158,7 +158,7 @@ def import_rules(m: Module) -> Iterator[str]:
             yield f"{node.lineno} imports {name} relatively; write the absolute name"
         if name.split(".")[0] != "trivium" or name == "trivium":
             continue
-        if id(node) not in top and m.package != "cli" and m.path != DOOR:
+        if id(node) not in top and m.package not in ("cli", "__main__") and m.path != DOOR:
             yield f"{node.lineno} imports {name} inside a function; move it to the top"
         if m.path == DOOR:
             continue  # for type checkers alone, and of any package; door_rules

@@ -64,6 +64,28 @@ def test_values_are_typed_by_the_field():
     assert build(Whole, parse_assignments(["seed=0x10"])).seed == 16
 
 
+@pytest.mark.parametrize("value", ["010", "-010", "1:30", "1:30:00", "1:30.5"])
+def test_octal_numbers_and_those_of_base_60_are_no_numbers(value: str):
+    """YAML 1.1 would read 010 as 8 and 1:30 as 90."""
+    with pytest.raises(ConfigError, match=f"seed is '{value}'; it must be a valid integer"):
+        build(Whole, parse_assignments([f"seed={value}"], Whole))
+    assert build(Whole, mapping_of_yaml(f"name: {value}", "x.yaml", "law")).name == value
+    assert parse_assignments(["a=[0, 10, 0.5]"]) == {"a": [0, 10, 0.5]}
+
+
+def test_an_override_that_is_no_yaml_is_rejected_with_the_cause():
+    with pytest.raises(ConfigError, match="is not YAML: line 1 has 'a' a second time; put both under the first$"):
+        parse_assignments(["batch={a: 8, a: 16}"])
+    with pytest.raises(ConfigError, match="is not YAML: line 1, column 3: .*; quote it$"):
+        parse_assignments(["batch=[1"])
+
+
+def test_a_path_that_is_a_key_is_written_nested():
+    (told,) = fails({"batch.ramp.start": 1}).splitlines()
+    assert told == "batch.ramp.start: there is no such key; write it nested: batch: {ramp: {start: VALUE}}"
+    assert "write it nested: ramp: {start: VALUE}" in fails({"batch": {"ramp.start": 1}})
+
+
 @pytest.mark.parametrize("value", [".inf", "-.inf", ".nan"])
 def test_non_finite_numbers_are_rejected(value: str):
     with pytest.raises(ConfigError, match="lr is .*; it must be a finite number"):
@@ -184,7 +206,7 @@ def test_hash_inside_a_value_is_kept(text: str, value: object):
 
 
 def test_impossible_date_in_override_is_rejected():
-    with pytest.raises(ConfigError, match="'2024-13-45' is not a YAML value"):
+    with pytest.raises(ConfigError, match="lr=2024-13-45' is not YAML: ValueError: month"):
         parse_assignments(["training.lr=2024-13-45"])
 
 

@@ -1,5 +1,9 @@
-"""Entry point of `python -m trivium`, and thereby of `torchrun … -m trivium train`."""
+"""Entry point of `trivium` and of `python -m trivium`, and thereby of `torchrun … -m trivium train`."""
 
-from trivium.cli.main import main
+try:
+    from trivium.cli.main import main
+except KeyboardInterrupt:  # Ctrl-C while the command line is imported
+    raise SystemExit(130) from None
 
-main()
+if __name__ == "__main__":
+    main()

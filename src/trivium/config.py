@@ -203,8 +203,9 @@ def parse_assignments(assignments: Iterable[str], model: type[BaseModel] | None 
             continue
         try:
             node[field] = _texts_typed(text) if _are_texts(kinds) else read_yaml(text)
-        except yaml.YAMLError:
-            raise ConfigError(f"--set '{assignment}': '{text}' is not a YAML value; quote it") from None
+        except yaml.YAMLError as error:
+            remedy = "; quote it" if isinstance(error, yaml.MarkedYAMLError) else ""  # other problems name their remedy
+            raise ConfigError(f"--set '{assignment}' is not YAML: {yaml_problem(error)}{remedy}") from None
         if node[field] is not None and _has_comment(text):
             raise ConfigError(
                 f"--set '{assignment}': in YAML a comment begins at its '#'; quote the value: "
@@ -560,8 +561,10 @@ def owner_of(model: type[BaseModel], path: tuple[Any, ...]) -> type[BaseModel] |
 
 
 def _hint(name: str, owner: type[BaseModel], model: type[Config]) -> str:
-    """Return a hint for an unknown name: a similar field of the section, else fields of other sections that it may
-    mean."""
+    """Return a hint for an unknown name: how to write the path of a field, a similar field of the section, or else
+    fields of other sections that it may mean."""
+    if name in field_paths(owner):
+        return f"write it nested: {name.replace('.', ': {')}: VALUE{'}' * name.count('.')}"
     if difflib.get_close_matches(name, owner.model_fields, n=1, cutoff=_MIN_NAME_SIMILARITY):
         elsewhere = [path for path, last in field_paths(model).items() if last == name]
         return nearest(name, owner.model_fields, also=elsewhere)

@@ -1,4 +1,5 @@
-"""Plain YAML: without aliases and duplicate keys, with bounded nesting, and with exponents in numbers."""
+"""Plain YAML: without aliases and duplicate keys, with bounded nesting, and with exponents in numbers. Octal numbers
+and those of base 60 are strings."""
 
 import re
 from typing import Any
@@ -9,6 +10,7 @@ from trivium.units import shown
 from trivium.untrusted import MAX_NESTING_LEVELS
 
 _EXPONENT = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)[eE][+-]?\d+\Z")
+_OCTAL_OR_BASE_60 = re.compile(r"[+-]?(?:0[0-7_]+|[\d_]+(?::[0-5]?\d)+(?:\.[\d_]*)?)\Z")
 _EXPONENT_TAG = "tag:trivium:exponent"
 
 
@@ -28,6 +30,12 @@ class _PlainLoader(yaml.SafeLoader):
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self._levels = 0
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+        """Read 010 and 1:30 as strings, as YAML 1.2 does 1:30. In YAML 1.1 they are 8 and 90, which is rarely meant."""
+        if kind is yaml.ScalarNode and implicit[0] and _OCTAL_OR_BASE_60.match(value):
+            return self.DEFAULT_SCALAR_TAG
+        return super().resolve(kind, value, implicit)
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         """Reject aliases and deep nesting."""

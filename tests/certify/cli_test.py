@@ -158,7 +158,7 @@ def test_a_failure_is_printed_before_the_other_ways_have_run(call, monkeypatch, 
     assert call(*ALONE) == 1
     assert seen[0].startswith("certifying tensor 1 pipeline 1 data 1")
     first = seen[2].splitlines()[0]
-    assert first.startswith("FAILED by the way large: tensor 1 pipeline 1 data 1, 1f1b, ")
+    assert first.startswith("FAILED in mode `large`: tensor 1 pipeline 1 data 1, 1f1b, ")
     assert first.endswith(": first wrong in step 7: gradient, at most by 0.25 in layers.1.mlp.up.weight")
 
 

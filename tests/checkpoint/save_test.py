@@ -25,6 +25,7 @@ from trivium.comms.mesh import Mesh
 from trivium.errors import CheckpointError
 from trivium.plan.layout import Layout
 from trivium.plan.parameters import Box
+from trivium.units import format_bytes
 
 MESH = Mesh.single()
 SIZE = 200_000
@@ -66,7 +67,7 @@ def test_file_size_limit_is_reported_with_needed_and_free_bytes(tmp_path: Path, 
     process.start()
     process.join()
     told = (tmp_path / "told").read_text()
-    assert "was not saved" in told and str(4 * SIZE) in told and " free" in told and "ulimit" in told
+    assert "was not saved" in told and format_bytes(4 * SIZE) in told and " free" in told and "ulimit" in told
     assert left_behind(tmp_path) == ["told"]
     assert whole(tmp_path, 1).eq(1.0).all() and not (tmp_path / step_name(2)).exists()
 
@@ -85,7 +86,7 @@ def test_full_disk_at_any_write_keeps_previous_checkpoint(tmp_path: Path, monkey
         return write(descriptor, data[: max(1, len(data) // 2)])  # short writes are legal
 
     monkeypatch.setattr(durable.os, "write", full)
-    with pytest.raises(CheckpointError, match=f"No space left.*{4 * SIZE} bytes are needed and .* are free"):
+    with pytest.raises(CheckpointError, match=f"No space left.*{format_bytes(4 * SIZE)} are needed and .* are free"):
         save(tmp_path, 2, fragment(2.0), MESH, {})
     monkeypatch.undo()
     assert left_behind(tmp_path) == [] and whole(tmp_path, 1).eq(1.0).all()
@@ -110,7 +111,8 @@ def test_save_that_does_not_fit_is_rejected_before_writing(small_disk: Path) -> 
     with pytest.raises(CheckpointError) as refused:
         save(small_disk, 2, fragment(2.0, 800_000), MESH, {})
     text, free = str(refused.value), shutil.disk_usage(small_disk).free
-    assert str(small_disk) in text and str(3_200_000 + durable.MARGIN_BYTES) in text and str(free) in text
+    needed = format_bytes(3_200_000 + durable.MARGIN_BYTES)
+    assert f"{small_disk}: {needed} are needed and {format_bytes(free)} are free" in text
     assert left_behind(small_disk) == [] and whole(small_disk, 1).eq(1.0).all()
 
 

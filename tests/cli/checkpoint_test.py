@@ -167,7 +167,7 @@ def test_where_it_cannot_go_another_place_is_given_by_the_option_that_named_this
     assert code == 5 and "choose another --to" in told and "--out" not in told
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=7))
     code, told = call(*words, "--to", str(run / "full"))
-    assert code == 5 and "7 are free" in told and "choose another --to" in told and "--out" not in told
+    assert code == 5 and "7 B are free" in told and "choose another --to" in told and "--out" not in told
 
 
 def test_an_average_is_exported_and_its_steps_are_named(call, run: Path) -> None:

@@ -59,6 +59,9 @@ def test_a_section_or_a_field_is_shown_alone_and_a_misspelt_one_is_refused(say) 
     assert {line.split()[0].rpartition(".")[0] for line in told.splitlines()[1:]} == {"training.spikes"}
     code, _, error = say("explain", "training.lrr")
     assert code == 2 and "did you mean 'training.lr'?" in error
+    for other in ("training.learning_rate", "lr"):  # as other systems call it, and without its section
+        assert say("explain", other)[2].endswith("did you mean 'training.lr'?\n"), other
+    assert "did you mean 'training'?" in say("show", "trainig")[2]
 
 
 def test_a_bound_is_explained_where_it_is_more_than_what_any_whole_number_has() -> None:

@@ -211,10 +211,16 @@ def test_dropped_documents_are_shown_by_step_and_reason(stores):
     assert lines[1].startswith("  click here ") and lines[1].endswith(" …")
     rows = [json.loads(line) for line in call("show", "--rejects", "--out", stores / "run", "--json").splitlines()]
     assert len(rows) == 10 and len({row["id"] for row in rows}) == 10
-    with pytest.raises(DataError, match="no reject of .* --reason 'too long'"):
+    with pytest.raises(DataError, match="no reject of .* has --reason 'too long'; "):
         call("show", "--rejects", "--out", stores / "run", "--reason", "too long")
     with pytest.raises(ConfigError, match="--characters 20: --json has each text whole"):
         call("show", "--rejects", "--out", stores / "run", "--json", "--characters", 20)
+
+
+def test_a_corpus_without_rejects_is_no_error(stores):
+    call("step", "read", stores / "good", stores / "run" / "curated")
+    said = call("show", "--rejects", "--out", stores / "run")
+    assert said == f"{stores / 'run' / 'curated'} has no rejects: every document was kept\n"
 
 
 def test_the_texts_of_benchmarks_are_written_for_decontamination(tmp_path):

@@ -397,6 +397,16 @@ def test_an_interrupted_verb_says_whether_it_goes_on_when_it_is_run_again(monkey
     assert capsys.readouterr().err.endswith(f"interrupted; run the same command again{more}")
 
 
+@pytest.mark.parametrize("command", [("-m", "trivium"), ("-c", "from trivium.__main__ import main")])
+def test_ctrl_c_while_modules_are_imported_ends_without_a_traceback(tmp_path, command):
+    (tmp_path / "typer.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    ended = subprocess.run(
+        [sys.executable, *command], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+
+
 def test_a_list_that_yaml_takes_for_nothing_is_not_answered_with_another_wrong_one(call):
     ended = call("generate", "--prompt", "x", "--set", "generation.sampling.stop=###")
     assert ended.returncode == 2 and "stop is null; it must be a list: write [], or quote" in ended.stderr

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from trivium.cli import main as entry
 from trivium.cli import metrics as verb
 from trivium.errors import ConfigError
 from trivium.provenance import STAMP, write_json
-from trivium.training.metrics import METRICS, append
+from trivium.training.metrics import METRICS, TASKS, append
 from trivium.training.record import RUN
 
 
@@ -88,6 +89,16 @@ def test_all_steps_are_handed_over(call, training: Path, capsys) -> None:
     told = capsys.readouterr().out
     assert f"5 records written; next: tensorboard --logdir {training.parent / 'tensorboard'}" in told
     assert list((training.parent / "tensorboard").iterdir())
+
+
+def test_tensorboard_shows_every_step_once_also_beside_tasks_and_after_a_second_export(call, training: Path) -> None:
+    append(training / TASKS, {"step": 2, "time": 1e9, "tasks": {"hans": {"0": {"accuracy": 0.5}}}})
+    for _ in range(2):
+        assert call(str(training.parent), "--to", "tensorboard") == 0
+        events = EventAccumulator(str(training.parent / "tensorboard"))
+        events.Reload()
+        assert [event.step for event in events.Scalars("loss")] == [1, 2, 3, 4]
+        assert [event.step for event in events.Scalars("tasks/hans/0/accuracy")] == [2]
 
 
 def test_a_tool_is_told_what_was_trained_whatever_other_verbs_were_asked_since(

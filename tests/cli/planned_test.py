@@ -110,7 +110,7 @@ def test_a_ramp_that_the_layout_does_not_divide_is_left_out_and_said(told) -> No
         (Given("llama-3-405b", QUICK), 8, "--gpus 8: none of .* legal plans fits on dgx-h100"),
         (Given("llama-3-8b", QUICK), 9999, "9999 ranks but dgx-h100 has 1024 devices"),
         (Given("llama-3-8b", (*QUICK, "machine=h1000")), 8, "there is no machine 'h1000'"),
-        (Given("demo", (), 8), 8, "--gpus 8: --ranks 8 takes a ready layout; give one of the two"),
+        (Given("demo", (), 8), 8, "--gpus 8: --ranks 8 uses a predefined layout, and --gpus would choose one; give"),
     ],
     ids=["too large", "too many", "machine", "ranks"],
 )

@@ -57,7 +57,7 @@ def test_another_training_is_refused_before_it_is_done(
 ) -> None:
     before = {p: p.read_bytes() for p in trained.rglob("*") if p.is_file()}
     path, value = other.split("=")
-    with pytest.raises(ConfigError, match=rf"(?s)another one \(there -> here\):\n  {path}: .* -> {value}"):
+    with pytest.raises(ConfigError, match=rf"(?s)another one \(recorded -> requested\):\n  {path}: .* -> {value}"):
         proved(trained, monkeypatch, other)
     assert {p: p.read_bytes() for p in trained.rglob("*") if p.is_file()} == before
 

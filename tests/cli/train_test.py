@@ -202,14 +202,14 @@ def test_a_training_without_its_last_checkpoint_is_not_up_to_date_and_does_again
     before = weights(4)
     remove(out / "training/checkpoints" / step_name(4))
     said, events = again()
-    assert f"{step_name(4)} is gone; resumes" in said
+    assert f"{step_name(4)} is gone; resumes from step 2" in said
     assert [event["step"] for event in events[2:]] == [2, 4] and weights(4) == before
     said, events = again()
     assert "up to date" in said and len(events) == 4
     manifest = out / "training/checkpoints" / step_name(4) / MANIFEST
     manifest.unlink()  # readers of the training find no checkpoint there either
     said, events = again()
-    assert f"{manifest} is gone; resumes" in said
+    assert f"{manifest} is gone; resumes from step 2" in said
     assert [event["step"] for event in events[4:]] == [2, 4] and weights(4) == before
     (pieces,) = manifest.parent.glob("pieces-*")
     with open(pieces, "r+b") as file:
@@ -224,7 +224,7 @@ def test_a_training_without_its_last_checkpoint_is_not_up_to_date_and_does_again
     for step in (2, 4):
         remove(out / "training/checkpoints" / step_name(step))
     said, events = again()
-    assert f"{step_name(4)} is gone; begins anew" in said and "is now in" in said
+    assert f"{step_name(4)} is gone; starts over" in said and "is now in" in said
     assert [event["step"] for event in events] == [2, 4] and weights(4) == before
 
 

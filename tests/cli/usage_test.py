@@ -80,6 +80,7 @@ def test_unknown_option_names_the_nearest_option_or_field(call, words, meant):
     ("words", "others"),
     [
         (["tokenize", "--data", "x"], "`trivium corpus harvest`, `trivium corpus run`, "),  # of the same group first
+        (["launch", "--data", "x"], "`trivium train`, "),  # the command that most options belong to
         (["metrics", "--prepare"], "`trivium tune` has it; `trivium metrics --help`"),
         (["evaluate", "--lr", "3"], "`trivium "),  # an option of a field
     ],

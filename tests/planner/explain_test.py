@@ -30,6 +30,7 @@ def test_the_plan_of_mt_nlg_is_explained_beside_its_published_figures():
         "8 replicas x 240 micro-batches x 1",
         "34 / (240 x 1)",
         "14.2%",
+        "machine       selene: 280 of 560 nodes x 8 A100",
         "ranks 0-7 at pipeline 0, data 0, tensor 0-7",
         "530B parameters",
         "published 60.1 s",
@@ -42,7 +43,7 @@ def test_the_near_miss_of_mt_nlg_is_its_batch():
     """240 micro-batches are no multiple of 35 stages, so Megatron's interleaving could not be used."""
     line = near_misses(mt_nlg_plan(), machine_named("selene"), 60.1)[0]
     assert "micro-batches 240 is not a multiple of pipeline 35" in line
-    assert "batch 1,960 instead of 1,920 would allow" in line and "save" in line
+    assert "with batch 1,960 instead of 1,920, tensor 8" in line and "would save" in line
 
 
 def ramped(plan):
@@ -170,7 +171,7 @@ def test_the_plan_stage_goes_by_the_memory_that_its_search_may_use():
     space = SearchSpace(memory_fraction=0.5, tensor=(2,), pipeline=(2,), schedules=("1f1b",), finalists=1)
     result = plan_stage(small(), 8, 2, 8 * GIB, space)
     assert result["estimate"]["memory_limit"] == GIB / 2
-    assert f"of {format_bytes(GIB // 2)} that it may hold" in " ".join(" ".join(result["lines"]).split())
+    assert f"of the {format_bytes(GIB // 2)} available per rank" in " ".join(" ".join(result["lines"]).split())
     assert result["mt_nlg"]["estimate"]["memory_limit"] == machine_named("selene").usable_memory(2240)
 
 

@@ -131,7 +131,7 @@ def test_a_long_head_is_better_taken_in_turns_and_what_that_saves_is_what_the_es
     assert miss.plan.schedule == "zb-turns" and miss.plan.check(8) == []
     assert miss.saves == pytest.approx(1 - estimate(miss.plan, SELENE).seconds / seconds)
     assert miss.saves > 0.2
-    assert "2.6 of 8 stages" in miss_text(miss) and "taking heads in turns" in miss_text(miss)
+    assert "2.6 of 8 stages" in miss_text(miss) and "a round-robin head" in miss_text(miss)
 
 
 def test_a_search_tells_what_taking_heads_in_turns_would_save_its_winner():
@@ -139,7 +139,7 @@ def test_a_search_tells_what_taking_heads_in_turns_would_save_its_winner():
     plan = long_headed(precision={"weights": "bf16"})
     found = search(subject_of(plan), SELENE, 8, space)
     best = found.ranking.winners(1)[0]
-    told = [miss for miss in near_misses(found) if miss.change == "taking heads in turns"]
+    told = [miss for miss in near_misses(found) if miss.change == "a round-robin head"]
     assert told == turns_misses(best.plan, SELENE, best.seconds, LIMIT) and len(told) == 1
 
 

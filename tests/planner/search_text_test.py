@@ -1,5 +1,6 @@
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -9,6 +10,7 @@ from trivium.plan.layout import Layout
 from trivium.planner.near_misses import near_misses
 from trivium.planner.search_text import (
     CELLS,
+    behind_text,
     best_of_layouts,
     explain_lines,
     explain_tree,
@@ -16,6 +18,8 @@ from trivium.planner.search_text import (
     search_tree,
     table_lines,
 )
+
+GIB = 1 << 30
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +52,14 @@ def test_every_family_that_was_rejected_is_told_with_its_number(found):
     over = sum(int(line.split()[1].replace(",", "")) for line in memory)
     priced = found.ranking.priced
     assert over == len(priced.candidates) - len(priced.fitting)
+    assert not any("smallest 0 B more" in line for line in memory)
+
+
+def test_a_runner_up_that_is_as_fast_is_compared_by_its_memory(found):
+    winner = found.ranking.winner(0)
+    for more, told in ((GIB, "1 GiB more memory"), (-GIB, "1 GiB less memory"), (0, "the same memory")):
+        other = replace(winner, memory_bytes=winner.memory_bytes + more)
+        assert behind_text(other, winner).endswith(f"; needs {told} per rank")
 
 
 def test_an_explanation_names_the_winner_its_limits_and_what_it_nearly_could_be(found):

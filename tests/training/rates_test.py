@@ -158,7 +158,7 @@ def test_valid_config_is_accepted(given: dict[str, Any]) -> None:
         ),
         (
             {"warmup_tokens": 4800},
-            "up to 0.001 at the last step (1.6K); all of it is warm-up, which reaches 0.003 at 4.8K tokens",
+            "warm-up to the end: 0.001 at the last step (1.6K); 0.003 is reached only at 4.8K tokens",
         ),
     ],
 )

@@ -12,13 +12,14 @@ from typing import NamedTuple
 from trivium.errors import CheckpointError
 from trivium.provenance import file_sha256, sync_directory, unheard
 from trivium.stores.remote import Location
+from trivium.units import format_bytes
 
 MARGIN_BYTES = 1 << 20  # for headers and the manifest, in addition to the tensors
 _BLOCK_BYTES = 16 << 20  # between two checks for cancellation, and between two heartbeats
 OF_A_RUN = "move --out"  # how to write the files of a run directory elsewhere
 _DENIED = "this user may not read or write there: change its owner or mode, or {elsewhere}"
 _REMEDY = {
-    errno.ENOSPC: "make room there, keep fewer checkpoints (training.keep_last), or {elsewhere}",
+    errno.ENOSPC: "make room there (training.keep_last limits how many checkpoints are kept), or {elsewhere}",
     errno.EDQUOT: "the quota is used up: delete something, have it raised, or {elsewhere}",
     errno.EFBIG: "the file is larger than this process may write (ulimit -f): raise the limit",
     errno.EMFILE: "this process has too many open files (ulimit -n): raise the limit",
@@ -98,7 +99,7 @@ def check_room(directory: Path, needed: int, elsewhere: str = OF_A_RUN) -> None:
     free = shutil.disk_usage(directory).free
     if free < needed + MARGIN_BYTES:
         raise CheckpointError(
-            f"{directory}: {needed + MARGIN_BYTES} bytes are needed and {free} are free; "
+            f"{directory}: {format_bytes(needed + MARGIN_BYTES)} are needed and {format_bytes(free)} are free; "
             f"{remedy_of(errno.ENOSPC, elsewhere)}"
         )
 
@@ -110,16 +111,16 @@ def explained(error: Exception, directory: Location, needed: int, elsewhere: str
         return str(error) or type(error).__name__
     remedy = remedy_of(error.errno, elsewhere) or f"see that the directory can be written, or {elsewhere}"
     return (
-        f"{error.filename or directory}: {error.strerror}; {needed} bytes are needed and {_free(directory)} are "
-        f"free; {remedy}"
+        f"{error.filename or directory}: {error.strerror}; {format_bytes(needed)} are needed and {_free(directory)} "
+        f"are free; {remedy}"
     )
 
 
-def _free(directory: Path) -> int | str:
+def _free(directory: Path) -> str:
     try:
-        return shutil.disk_usage(directory).free
+        return format_bytes(shutil.disk_usage(directory).free)
     except OSError:
-        return "an unknown number"
+        return "an unknown number of bytes"
 
 
 def remove(directory: Path) -> None:

@@ -121,7 +121,7 @@ def _one(given: Given) -> Verdict:
     check_compiler(wanted=plan.compiled)
     names = ", ".join(way.name for way in EVERY_WAY)
     ranks = counted(plan.layout.world_size, "rank")
-    say(f"certifying {describe(plan)}: {ranks}, fp64, by the ways: {names}")
+    say(f"certifying {describe(plan)}: {ranks}, fp64; modes: {names}")
     known, interrupted = _certified([plan] * len(EVERY_WAY), EVERY_WAY)
     every = list(known.values())
     found = min(every, key=lambda c: (c.passed, c.error is not None, -c.worst))
@@ -129,7 +129,7 @@ def _one(given: Given) -> Verdict:
     for line in table(rows, header=("quantity", "deviation", "parameter")) if rows else []:
         say(line)
     passed = "passed" if found.passed else "FAILED"
-    say(f"{passed}: tolerance {found.tolerance:g}, worst {found.worst:.2g}, by the way {found.way}")
+    say(f"{passed}: largest deviation {found.worst:.2g} (mode `{found.way}`), tolerance {found.tolerance:g}")
     tree = {**found.as_tree(), "ways": {c.way: c.passed for c in every}, "versions": versions()}
     if found.passed or interrupted:
         return {**tree, "interrupted": interrupted}, found.passed
@@ -147,7 +147,7 @@ def _certified(plans: Sequence[Plan], ways: Sequence["Way"]) -> tuple[dict[int, 
     def keep(number: int, found: "Certificate") -> None:
         known[number] = found
         if not found.passed:
-            say(f"FAILED by the way {found.way}: {describe(plans[number])}: {found.error or found.first}")
+            say(f"FAILED in mode `{found.way}`: {describe(plans[number])}: {found.error or found.first}")
 
     try:
         with progress_of("certify") as progress:
@@ -188,7 +188,7 @@ def _many(plans: Sequence[Plan], what: str) -> Verdict:
     # A number that is not finite comes first.
     worst = max((c.worst for _, c in both), key=lambda value: (value != value, value))
     tolerance = both[0][1].tolerance
-    say(f"tolerance {tolerance:g}, worst {worst:.2g}")
+    say(f"largest deviation {worst:.2g}, tolerance {tolerance:g}")
     # Numbers tell more than ranks that failed, and few ranks are looked at sooner.
     first = min(failed, key=lambda f: (f[1].error is not None, f[0].layout.world_size), default=None)
     return {

@@ -14,7 +14,7 @@ from trivium.cli.options import Preset, Ranks, Sets
 from trivium.cli.run_config import Given, RunConfig, origins, resolve
 from trivium.cli.settings import App, shows
 from trivium.cli.show import say, table
-from trivium.config import leaves, to_tree
+from trivium.config import field_paths, leaves, to_tree
 from trivium.errors import ConfigError, nearest
 
 app = App(help="Show and document configs.")
@@ -58,7 +58,9 @@ def _under(path: str, known: Sequence[str]) -> list[str]:
     found = [p for p in known if not path or p == path or p.startswith(f"{path}.")]
     if not found:
         sections = {p.rpartition(".")[0] for p in known} - {""}
-        raise ConfigError(f"there is no section or field '{path}'; {nearest(path, {*known, *sections})}")
+        meant = list(RunConfig.meant(path, field_paths(RunConfig)))
+        hint = nearest(path, () if meant else {*known, *sections}, also=meant)
+        raise ConfigError(f"there is no section or field '{path}'; {hint}")
     return found
 
 

@@ -324,7 +324,7 @@ def _harvest_lines(result: Result) -> list[str]:
         planted = ", ".join(f"{number} {kind}" for kind, number in result["planted"].items())
         lines.append(f"  planted among {result['honest']:,} honest documents: {planted}")
     if result["quarantined"]:
-        lines.append(f"  {result['quarantined']:,} unreadable records left out; sources.json names them")
+        lines.append(f"  skipped {counted(result['quarantined'], 'unreadable record')}; see sources.json")
     if result.get("added"):
         lines.append(
             f"  texts of more than harvest.longest characters were cut: {result['added']:,} of the documents are later "

@@ -27,7 +27,7 @@ from trivium.cli.options import (
 from trivium.cli.paths import local_path
 from trivium.cli.run_config import Given, RunConfig, resolve
 from trivium.cli.settings import shows
-from trivium.cli.show import progress_of, say, say_either
+from trivium.cli.show import progress_of, say, say_aside, say_either
 from trivium.cli.tokenize import ENGINES, Workers, chosen_engine
 from trivium.cli.workspace import Workspace, read_result
 from trivium.config import preset_names, to_tree
@@ -545,11 +545,11 @@ def _show_rejects(asked: Shown) -> None:
     if asked.as_json and asked.characters is not None:
         raise ConfigError(f"--characters {asked.characters}: --json has each text whole; leave one of the two out")
     found = some_rejects(asked.out / "curated", step=step, reason=reason, count=asked.count or DEFAULT_REJECTS)
-    if not found:
-        raise DataError(
-            f"no reject of {asked.out / 'curated'} has --step '{step}' and --reason '{reason}'; `trivium corpus show` "
-            "counts them"
-        )
+    if not found and not step and not reason:
+        say_aside(f"{asked.out / 'curated'} has no rejects: every document was kept")
+    elif not found:
+        wanted = " and ".join(f"{name} '{text}'" for name, text in (("--step", step), ("--reason", reason)) if text)
+        raise DataError(f"no reject of {asked.out / 'curated'} has {wanted}; `trivium corpus show` counts them")
     whole = [dumps(row, ensure_ascii=False) for row in found] if asked.as_json else []
     for line in whole or reject_lines(
         found, characters=DEFAULT_CHARACTERS if asked.characters is None else asked.characters

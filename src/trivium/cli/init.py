@@ -72,7 +72,7 @@ def init(
         given.append(f"{STEPS}={typer.prompt('Optimizer steps', default=config.training.steps, type=int)}")
         config = resolve(Given(preset, tuple(given)))
     if ranks is not None and ranks != config.plan.layout.world_size:
-        config = _divided(config, ranks, file)
+        config = _divided(config, ranks)
     base, changed = based_on(preset, config.checked())
     file.write_text("\n".join(_lines(file, corpus, base, changed)) + "\n", encoding="utf-8")
     say(f"written to {file}; train with it:")
@@ -80,13 +80,13 @@ def init(
         say(f"  {line}")
 
 
-def _divided(config: RunConfig, ranks: int, file: Path) -> RunConfig:
+def _divided(config: RunConfig, ranks: int) -> RunConfig:
     """Return the config with the layout that a search chooses for `ranks` ranks on its machine. Raises ConfigError if
     none fits."""
     found = best_search(config.plan, machine_of(config.machine), ranks, config.search)
     if not len(found.ranking.order):
         raise ConfigError(does_not_fit(found))
-    return config.model_copy(update={"plan": completed(found.chosen.plan, config, file)})
+    return config.model_copy(update={"plan": completed(found.chosen.plan, config)})
 
 
 def _commands(file: Path, corpus: str | None) -> list[str]:

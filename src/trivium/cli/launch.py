@@ -143,7 +143,7 @@ class Nodes(NamedTuple):
 class Asked:
     """The options of `launch`."""
 
-    target: Annotated[Target, typer.Option("--print", help="For whom the job file is.")]
+    target: Annotated[Target, typer.Option("--print", help="The system that the job file is for.")]
     out: Out = DEFAULT_OUT
     preset: Preset = None
     gpus: Gpus = None

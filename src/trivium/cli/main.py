@@ -85,9 +85,9 @@ def command_of(verb: Verb) -> Any:
 
 
 def commands_near(asked: str) -> Iterator[tuple[str, Any]]:
-    """Yield every command as it is typed, and itself, those of the group of `asked` first."""
+    """Yield every command as it is typed, and itself: those of the group of `asked`, then `train`, then the others."""
     group = next((verb.group for verb in VERBS if verb.name in asked.split()[1:2]), None)
-    for verb in sorted(VERBS, key=lambda verb: verb.group != group):
+    for verb in sorted(VERBS, key=lambda verb: (verb.group != group, verb.name != "train")):
         command = command_of(verb)
         for part, each in getattr(command, "commands", {"": command}).items():
             yield f"trivium {verb.name} {part}".rstrip(), each

@@ -121,7 +121,7 @@ def _refuse_last(last: int | None, why: str) -> None:
 
 def _hand_over(batches: Iterator[Iterable[Mapping[str, Any]]], to: str, run: Path) -> None:
     kind, _, where = to.partition("=")
-    if kind == "tensorboard":
+    if kind == "tensorboard" and where:
         local_path(where)
     from trivium.interchange.tracking import point_of, tracker
     from trivium.training.record import RUN
@@ -248,8 +248,8 @@ def comparison(runs: Sequence[Path]) -> list[str]:
     head = ("run", "validation", "loss", "tokens", *(_short(path, differing) for path in shown))
     lines = [*table(rows, header=head, indent=0), ""]
     lines.append(
-        f"validation and loss (mean of {AVERAGED_STEPS} steps) after at most {format_count(common)} tokens, which all "
-        f"have seen"
+        f"validation and loss (mean of {AVERAGED_STEPS} steps) of the first {format_count(common)} tokens, the most "
+        "that every run has reached"
     )
     if others:
         lines.append(f"they differ in {', '.join(others)} too")

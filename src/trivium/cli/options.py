@@ -95,7 +95,10 @@ Tokens = Annotated[
     typer.Option("--tokens", parser=local_path, metavar="DIR", help="Token shards; default: DIR/tokens of --out."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Redo = Annotated[bool, typer.Option("--redo", help="Do it again even when the output is up to date.")]
+Redo = Annotated[
+    bool,
+    typer.Option("--redo", help="Repeat the work even if the output is up to date; a training starts again at step 0."),
+]
 DryRun = Annotated[
     bool,
     typer.Option(

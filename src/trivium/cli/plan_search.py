@@ -9,7 +9,7 @@ import typer
 import yaml
 
 from trivium.cli.model_argument import model_named
-from trivium.cli.options import AsJson, Sets, with_options_of
+from trivium.cli.options import AsJson, Sets, refuse_no_place_for, with_options_of
 from trivium.cli.paths import local_path
 from trivium.cli.planned import pinned
 from trivium.cli.price import machine_of
@@ -104,6 +104,7 @@ def _find(asked: Asked) -> Found:
     nothing fits."""
     if asked.out is not None and asked.out.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"--out {asked.out}: a preset is YAML and known by its name; end it in .yaml")
+    refuse_no_place_for("--out", asked.out)
     config, ranks = resolve(_given(asked)), asked.ranks
     if asked.out is not None:
         _refuse_what_is_read(asked.out, asked.model, config.machine)
@@ -156,7 +157,7 @@ def _refuse_more_nodes(out: Path, machine: str, has: int, asked: int) -> None:
         )
 
 
-def completed(plan: Plan, config: RunConfig, file: Path) -> Plan:
+def completed(plan: Plan, config: RunConfig) -> Plan:
     """Return the plan that a search found for a config, with the settings of the config that a search does not vary.
     Those that the plan cannot have are named on standard error."""
     own: dict[str, dict[str, Any]] = {
@@ -166,7 +167,7 @@ def completed(plan: Plan, config: RunConfig, file: Path) -> Plan:
         kept = plan.model_copy(update=update)
         problems = kept.check()
         if problems:
-            say_aside(f"{name} is left out of {file}: {problems[0]}")
+            say_aside(f"{name} is left out: {problems[0]}")
         else:
             plan = kept
     return plan
@@ -174,7 +175,7 @@ def completed(plan: Plan, config: RunConfig, file: Path) -> Plan:
 
 def _write(path: Path, model: str, config: RunConfig, plan: Plan) -> None:
     """Write a preset that makes `config`, which is of `model`, one of `plan`; say so on standard error."""
-    wanted = config.model_copy(update={"plan": completed(plan, config, path)})
+    wanted = config.model_copy(update={"plan": completed(plan, config)})
     base, changed = based_on(model, wanted)
     tree = {"base": base, "machine": config.machine, **changed}
     path.write_text(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True), encoding="utf-8")

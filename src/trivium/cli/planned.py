@@ -62,7 +62,10 @@ def planned(given: Given, gpus: int | None, out: Path | None, tell: Callable[[st
     if gpus is None:
         return given
     if given.ranks is not None:
-        raise ConfigError(f"--gpus {gpus}: --ranks {given.ranks} takes a ready layout; give one of the two")
+        raise ConfigError(
+            f"--gpus {gpus}: --ranks {given.ranks} uses a predefined layout, and --gpus would choose one; give "
+            "one of the two"
+        )
     stated = dict(leaves(parse_assignments(given.assignments, RunConfig)))
     wanted = resolve(given)
     plan = _kept(wanted, gpus, out)

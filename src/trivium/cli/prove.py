@@ -36,8 +36,8 @@ def check(run: Run, state: State) -> None:
     found = differences(_whole(trained), _whole(PROVE.config(run))) if trained else []
     if found:
         raise ConfigError(
-            f"`trivium prove` does the training in {folder} again, and this would be another one (there -> here):\n"
-            f"{first_lines(found)}\nleave these settings out, or train with them first"
+            f"`trivium prove` does the training in {folder} again, and this would be another one (recorded -> "
+            f"requested):\n{first_lines(found)}\nleave these settings out, or train with them first"
         )
     from trivium.training.prove import starting_checkpoint
 

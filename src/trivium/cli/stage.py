@@ -224,7 +224,7 @@ def perform(stage: Stage, run: Run, *, redo: bool = False) -> None:
     if state == "anew" and not redo and stage.writes == "in place":
         stage.ask(run, _why_anew(stage, run))
     if not redo and (gone := gone_from(stage, run)) is not None:
-        way = "resumes from the rest" if state == "goes on" else "begins anew"
+        way = f"resumes from step {gone.left}" if state == "goes on" else "starts over"
         say(f"{stage.name}: {gone.what}; {way}")
     say(f"{stage.name}: …")
     began = time.monotonic()

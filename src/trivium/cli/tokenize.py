@@ -77,9 +77,9 @@ def check_vocabulary(run: Run, reached: int) -> None:
     wanted = run.config.plan.model.vocabulary
     if not run.config.predicts(reached):
         raise ConfigError(
-            f"the tokens of {run.folder('tokens')} have {reached} ids, but plan.model.vocabulary is {wanted}; take the "
-            f"tokens that belong to this model, or --set plan.model.vocabulary={reached} --set "
-            f"tokens.vocabulary={reached}; a tokenizer that is trained here needs more text for more ids"
+            f"the tokens of {run.folder('tokens')} have {reached} ids, but plan.model.vocabulary is {wanted}; use "
+            f"tokens made for this model, or --set plan.model.vocabulary={reached} --set "
+            f"tokens.vocabulary={reached}; training a larger vocabulary needs more text"
         )
 
 
@@ -130,8 +130,8 @@ def never_read_lines(manifest: Result, sequence: int) -> list[str]:
     if not never:
         return []
     return [
-        f"  never trained on: {never:,} of {tokens:,} tokens ({100 * never / tokens:.3g} %), the ends of sources, less "
-        f"than a whole sample of {sequence} + 1 (plan.model.sequence)"
+        f"  never trained on: {never:,} of {tokens:,} tokens ({100 * never / tokens:.3g} %): the last, incomplete "
+        f"sample of each source (plan.model.sequence + 1 = {sequence + 1} tokens)"
         + (f", and all of weight 0 (curate.blend): {listed(weightless)}" if weightless else "")
     ]
 
@@ -158,7 +158,7 @@ def _keep_adopted(run: Run) -> None:
 def for_a_training(run: Run) -> str:
     """Why tokens are set aside where others take their place; nothing where no training began with them."""
     begun = (run.at.folder("training") / STARTED).is_file()
-    return f"the training in {run.at.folder('training')} was begun with it" if begun else ""
+    return f"the training in {run.at.folder('training')} uses it" if begun else ""
 
 
 def refuse_if_trained_on(stage: Stage, run: Run, *, redo: bool) -> None:

@@ -331,8 +331,8 @@ def ask(run: Run, changed: Sequence[str]) -> None:
         return
     folder, out = run.at.folder(TRAIN.folder), shlex.quote(str(run.at.root))
     told = [
-        f"{folder} holds a training of {counted(step_of(saved[-1].name) or 0, 'step')} under other settings (there -> "
-        f"here), and would be set aside:",
+        f"{folder} holds a training of {counted(step_of(saved[-1].name) or 0, 'step')} with other settings (recorded "
+        f"-> requested), and a new training would set it aside:",
         *(f"  {line}" for line in changed),
     ]
     reach = [path for path in saved if (step_of(path.name) or 0) < run.config.training.steps]

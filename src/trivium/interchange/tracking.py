@@ -3,6 +3,7 @@
 This reads files that the training wrote, so it can start at any time and cannot disturb the run.
 """
 
+import heapq
 import importlib
 import os
 import re
@@ -70,13 +71,16 @@ class NewLines:
         self._read: dict[Path, tuple[int, int]] = {}  # inode and offset
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Yield the records that were added since the last iteration."""
-        for path in self.paths:
-            for line in self._lines(path):
-                record = None if hash(line) in self._given else self._record_of(line)
-                if record is not None and STEP in record:
-                    self._given.add(hash(line))
-                    yield record
+        """Yield the records that were added since the last iteration, those of all files in the order of steps: a step
+        before the last one is of a resumed run, and hides what follows it."""
+        yield from heapq.merge(*map(self._records, self.paths), key=lambda record: record[STEP])
+
+    def _records(self, path: Path) -> Iterator[dict[str, Any]]:
+        for line in self._lines(path):
+            record = None if hash(line) in self._given else self._record_of(line)
+            if record is not None and STEP in record:
+                self._given.add(hash(line))
+                yield record
 
     def _lines(self, path: Path) -> Iterator[bytes]:
         """Yield complete lines from the last offset on, or from the start if the file was rewritten."""

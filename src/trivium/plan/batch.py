@@ -89,8 +89,8 @@ class Batch(Config):
         if self.ramp.start > self.sequences or (self.sequences - self.ramp.start) % self.ramp.increment:
             found.append(
                 f"plan.batch.ramp: from {self.ramp.start} by {self.ramp.increment} never reaches "
-                f"plan.batch.sequences ({self.sequences}); the difference must be a multiple of the increment; change "
-                f"one of the three, or set plan.batch.ramp=null for batches of one size"
+                f"plan.batch.sequences ({self.sequences}), which must be the start plus a multiple of the increment; "
+                f"set plan.batch.ramp=null for batches of one size"
             )
         for name in ("start", "increment"):
             if not divides_batch(getattr(self.ramp, name), self.micro, layout.data):

@@ -241,8 +241,8 @@ class Plan(Config):
     def _splits(self) -> list[str]:
         tensor = self.layout.tensor
         found = [
-            f"plan.model.{field} ({size}) must be a multiple of plan.layout.tensor ({tensor}): a tensor rank holds "
-            f"whole {unit}; nearest legal tensor: {' or '.join(map(str, degrees_dividing(size, tensor)))}"
+            f"plan.model.{field} ({size}) must be a multiple of plan.layout.tensor ({tensor}): tensor ranks "
+            f"cannot split {unit}; nearest legal tensor: {' or '.join(map(str, degrees_dividing(size, tensor)))}"
             for field, size, unit, _ in self.model.divisions
             if size % tensor
         ]

@@ -1,5 +1,6 @@
 """A plan and its price as text and as plain data."""
 
+import math
 import textwrap
 from typing import Any
 
@@ -126,7 +127,7 @@ def _choice_lines(plan: Plan, machine: Machine) -> list[str]:
         f"{model.hidden}, {heads_text(model)}, "
         f"vocabulary {model.vocabulary:,}{f' (padded to {padded:,})' if padded != model.vocabulary else ''}, "
         f"{model.head} embeddings, sequence {model.sequence:,}",
-        f"machine       {machine.name}: {_machine_text(machine)}",
+        f"machine       {machine.name}: {_machine_text(machine, layout.world_size)}",
         f"layout        tensor {layout.tensor} x pipeline {layout.pipeline} x data {layout.data}{context} = "
         f"{counted(layout.world_size, 'rank')}{expert}; {counted(layout.stages, 'stage')}, layers in each: "
         f"{_spread(per_stage)}{head}",
@@ -139,7 +140,8 @@ def _choice_lines(plan: Plan, machine: Machine) -> list[str]:
         ramp, full = batch.ramp, batch.segments[-1]
         lines.append(
             f"ramp          from {ramp.start} to {batch.sequences:,} sequences by {ramp.increment} in the first "
-            f"{full.first_step:,} steps ({format_count(plan.tokens(full.first_sample))} tokens); below: the full batch"
+            f"{full.first_step:,} steps ({format_count(plan.tokens(full.first_sample))} tokens); the figures below are "
+            "for the full batch"
         )
     return lines
 
@@ -248,11 +250,10 @@ def _memory_lines(price: Estimate) -> list[str]:
     if held.logits:
         parts[-1] += f" (logits {format_bytes(held.logits)})"
     verdict = "fits" if price.fits else "DOES NOT FIT"
-    if held.host:
-        verdict = f"and on its host {format_bytes(held.host)} of {format_bytes(price.host_limit)}, {verdict}"
+    host = f", and {format_bytes(held.host)} of {format_bytes(price.host_limit)} on its host" if held.host else ""
     return [
-        f"memory        worst rank, pipeline {price.worst.pipeline}: {format_bytes(held.total)} of "
-        f"{format_bytes(price.memory_limit)} that it may hold, {verdict}",
+        f"memory        worst rank, pipeline {price.worst.pipeline}: needs {format_bytes(held.total)} of the "
+        f"{format_bytes(price.memory_limit)} available per rank{host}: {verdict}",
         f"              {', '.join(parts)}",
     ]
 
@@ -313,10 +314,12 @@ def _parts(plan: Plan, machine: Machine, price: Estimate) -> list[str]:
     return texts
 
 
-def _machine_text(machine: Machine) -> str:
+def _machine_text(machine: Machine, ranks: int) -> str:
     if machine.sharing == "shared":
         return counted(machine.devices, machine.device)
-    return f"{counted(machine.nodes, 'node')} x {machine.devices_per_node} {machine.device}"
+    used = math.ceil(ranks / machine.devices_per_node)
+    of = f"{used:,} of " if used < machine.nodes else ""
+    return f"{of}{counted(machine.nodes, 'node')} x {machine.devices_per_node} {machine.device}"
 
 
 def spans(plan: Plan, machine: Machine) -> dict[str, Any]:

@@ -106,7 +106,7 @@ def turns_misses(plan: Plan, machine: Machine, seconds: float, limit: float) -> 
         return []
     obstacle = f"the head is as much work as {eighths / HEAD_UNITS:.2g} of {stages} stages, and one rank has it"
     turns_seconds = estimate(turns, machine).seconds
-    return _worthwhile([NearMiss("taking heads in turns", obstacle, turns, turns_seconds, 1 - turns_seconds / seconds)])
+    return _worthwhile([NearMiss("a round-robin head", obstacle, turns, turns_seconds, 1 - turns_seconds / seconds)])
 
 
 def _worthwhile(misses: Iterable[NearMiss]) -> list[NearMiss]:
@@ -208,7 +208,7 @@ def _memory_obstacle(found: Found, plan: Plan) -> str | None:
     if same.check():
         return None
     held, limit = worst_rank(same)[1].total, found.ranking.priced.memory_limit
-    told = f"unchanged, the plan holds {format_bytes(held)} of {format_bytes(limit)} that a rank may hold"
+    told = f"unchanged, the plan needs {format_bytes(held)} of the {format_bytes(limit)} available per rank"
     return told if held > limit else None
 
 
@@ -218,7 +218,7 @@ def _other_sizes(model: ModelShape, machine: Machine, plan: Plan) -> Iterator[tu
     stages, tensor = plan.layout.stages, plan.layout.tensor
     each = f"{model.layers} layers over {stages} stages are {model.layers / stages:.3g} each"
     for layers in (model.layers - 1, model.layers + 1):
-        yield "layers", layers, f"{each}, and the first and last stage hold the model's ends besides"
+        yield "layers", layers, f"{each}, and the first and last stages also contain the embedding and the output head"
     for degree in (n for n in (2, 4, 8, 16) if machine.devices_per_node % n == 0 and model.heads % n):
         below = model.heads // degree * degree
         for heads in (below, below + degree) if model.kv_heads is None else ():

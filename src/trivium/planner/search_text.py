@@ -59,7 +59,7 @@ def explain_lines(found: Found, misses: list[NearMiss], top: int) -> list[str]:
         f"Chosen: {because(found)}",
         "",
         *(["Runners-up, the best of each other layout:"] if runners else []),
-        *(f"  {place}. {_behind_text(each, winner)}" for place, each in enumerate(runners, 2)),
+        *(f"  {place}. {behind_text(each, winner)}" for place, each in enumerate(runners, 2)),
         *([""] if runners else []),
         "Rejected:",
         *(f"  {line}" for line in rejected_lines(found)),
@@ -179,9 +179,10 @@ def table_lines(winners: list[Winner]) -> list[str]:
 
 def rejected_lines(found: Found) -> list[str]:
     """Return one line per rejected family: the law that it breaks, and how many layouts it has."""
+    limit = found.ranking.priced.memory_limit
     memory = [
-        f"memory: {layouts:,} layouts of tensor {tensor} over {format_bytes(found.ranking.priced.memory_limit)}; the "
-        f"smallest of them holds {format_bytes(least)}"
+        f"memory: {layouts:,} layouts with tensor {tensor} need more than {format_bytes(limit)} per rank, the smallest "
+        f"{format_bytes(least - limit)} more"
         for tensor, layouts, least in _too_large(found)
     ]
     return [f"{each.example}: {each.layouts:,} layouts ({each.values})" for each in found.enumerated.rejected] + memory
@@ -191,8 +192,8 @@ def miss_text(miss: NearMiss) -> str:
     """Describe a near miss in one line."""
     plan = miss.plan
     return (
-        f"{miss.obstacle}; {miss.change} would allow {_layout_text(plan.layout)}, {plan.schedule}, micro "
-        f"{plan.batch.micro}, and save {miss.saves:.1%} of the devices' time"
+        f"{miss.obstacle}; with {miss.change}, {_layout_text(plan.layout)}, {plan.schedule}, micro {plan.batch.micro} "
+        f"would save {miss.saves:.1%} of the devices' time"
     )
 
 
@@ -255,8 +256,8 @@ def _subject_lines(found: Found) -> list[str]:
         f"{model.hidden:,}, {heads_text(model)}, sequence {model.sequence:,}",
         f"machine   {machine.name}: {counted(found.ranks, 'rank')} on {machine.device}; "
         f"batch {found.subject.sequences:,} sequences, weights {found.subject.precision.weights}",
-        f"searched  {legal:,} legal plans of {found.enumerated.combinations:,} combinations; {fit:,} hold at most "
-        f"{format_bytes(ranking.priced.memory_limit)} a rank and were priced; the {len(ranking.simulated):,} fastest "
+        f"searched  {legal:,} legal plans of {found.enumerated.combinations:,} combinations; {fit:,} fit in "
+        f"{format_bytes(ranking.priced.memory_limit)} per rank and were priced; the {len(ranking.simulated):,} fastest "
         f"were simulated",
     ]
 
@@ -265,15 +266,19 @@ def _limits_text(winner: Winner, most: int | None = NAMED_LIMITS) -> str:
     return ", ".join(f"{name} {share:.1%}" for name, share in winner.limits[:most] if share > MIN_SHARE)
 
 
-def _behind_text(each: Winner, winner: Winner) -> str:
-    """Describe a runner-up and the parts of its step that keep it behind the winner."""
+def behind_text(each: Winner, winner: Winner) -> str:
+    """Describe a runner-up and the parts of its step that keep it behind the winner. If none is noticeably slower,
+    compare the memory."""
     more = sorted(((each.parts[name] - winner.parts[name], name) for name in each.parts), key=lambda part: -part[0])
     slower = [
         f"{format_seconds(seconds)} more {name.replace('_', ' ')}"
         for seconds, name in more[:NAMED_LIMITS]
         if seconds > MIN_SHARE * winner.seconds
     ]
-    return f"{choice_text(each)}; {', '.join(slower) or 'as fast, and holds more'}"
+    memory = each.memory_bytes - winner.memory_bytes
+    needs = f"{format_bytes(abs(memory))} {'more' if memory > 0 else 'less'}" if memory else "the same"
+    as_fast = f"no part of the step is slower by more than {MIN_SHARE:.1%} of it; needs {needs} memory per rank"
+    return f"{choice_text(each)}; {', '.join(slower) or as_fast}"
 
 
 def _too_large(found: Found) -> Iterator[tuple[int, int, float]]:

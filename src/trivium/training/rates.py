@@ -137,8 +137,7 @@ def rate_line(config: TrainingConfig, plan: Plan) -> str:
     peak, at_last = f"{config.lr:.3g}", f"{learning_rate(config, last, last):.3g}"
     ending = f"{at_last} at the last step ({format_count(last)})"
     if last <= warmup:
-        reaches = f"all of it is warm-up, which reaches {peak} at {format_count(warmup)} tokens"
-        return f"learning rate: up to {ending}; {reaches}"
+        return f"learning rate: warm-up to the end: {ending}; {peak} is reached only at {format_count(warmup)} tokens"
     rise = f"up to {peak} at {format_count(warmup)} tokens" if warmup else f"{peak} from the start"
     if config.decay in ENDLESS:
         fall = "" if config.decay == "constant" else ", then by the inverse root"

@@ -139,7 +139,7 @@ class Saves(Observer):
         if self._failures >= limit:
             raise MachineError(
                 f"{error}. training.save_failures ({limit}) saves in a row failed; stopped, so that no more work is "
-                f"at risk. Fix the cause and run again to resume from the last checkpoint"
+                f"at risk. Fix the cause and rerun the same command, which resumes from the newest checkpoint, if any"
             )
 
     def _thin_out(self) -> None:
