@@ -13,7 +13,7 @@ from trivium.errors import DataError
 from trivium.provenance import write_json
 from trivium.report import curves
 from trivium.report.cards import cards
-from trivium.report.collect import collect, results
+from trivium.report.collect import STAGES, collect, results
 from trivium.report.curves import MAX_CURVE_POINTS, Curve, Steps
 from trivium.report.sections import sections
 
@@ -77,6 +77,7 @@ def test_damaged_file_is_named_with_remedy_or_valid(tmp_path, name, damage):
     except DataError as error:
         text = str(error)
         assert name.split("/")[-1] in text and "damaged" in text and "again" in text and "\n" not in text
+        assert ("--redo --out" in text) is (dict(STAGES).get(name.split("/")[0], "train") != "train")
     else:
         assert damage == '{"lines": 3}'
 
@@ -84,7 +85,7 @@ def test_damaged_file_is_named_with_remedy_or_valid(tmp_path, name, damage):
 def test_binary_file_is_damaged(tmp_path):
     run = write_run(tmp_path)
     (run / "curated" / "funnel.json").write_bytes(b"\xff\xfe\x00[")
-    with pytest.raises(DataError, match=r"funnel.json is damaged.*trivium corpus curate"):
+    with pytest.raises(DataError, match=r"funnel.json is damaged.*`trivium corpus curate --redo --out "):
         collect(run)
 
 

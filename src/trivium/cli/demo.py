@@ -26,6 +26,7 @@ from trivium.cli.tokenize import TOKENIZE
 from trivium.cli.train import TRAIN, check_host
 from trivium.cli.train_data import check_text
 from trivium.errors import ConfigError, nearest
+from trivium.training.config import STEPS_BEFORE_KILL, TrainingConfig
 from trivium.untrusted import read_json
 
 STAGES: tuple[Stage, ...] = (HARVEST, CURATE, TOKENIZE, PLAN, TRAIN, PROVE, EVALUATE, BIAS, GENERATE)
@@ -64,6 +65,7 @@ def demo(
             raise ConfigError("\n".join(problems))
     run = moving(open_run(out, given, corpus=corpus), sets, ranks)
     check_text(run, "demo", sets)
+    _refuse_no_proof(run.config.training)
     run = replace(run, tokens=None)  # it makes its own, whatever was trained here before
     trains_anew = start is not None and NAMES.index(start) <= NAMES.index(TRAIN.name)
     words = ("demo", *(() if corpus is None else ("--data", corpus)))
@@ -72,6 +74,18 @@ def demo(
         say(NOTHING_DONE)
         return
     walk(run, redo_from=start)
+
+
+def _refuse_no_proof(training: TrainingConfig) -> None:
+    """Raise ConfigError if no checkpoint would be saved from which `prove` can resume."""
+    steps, every = training.steps, training.checkpoint_every
+    if training.milestones == "none" and every + STEPS_BEFORE_KILL >= steps:
+        most = steps - STEPS_BEFORE_KILL - 1
+        remedy = f"training.checkpoint_every={most} or less" if most > 0 else f"training.steps={2 * STEPS_BEFORE_KILL}"
+        raise ConfigError(
+            f"training.checkpoint_every ({every}): the demo also proves that a training of {steps} steps resumes, from "
+            f"a checkpoint more than {STEPS_BEFORE_KILL} steps before the last, and none would be saved; set {remedy}"
+        )
 
 
 def moving(run: Run, sets: Sequence[str] | None, ranks: int | None) -> Run:

@@ -1,5 +1,6 @@
 """Collect the results of a run into one tree, the content of report.json."""
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
@@ -293,8 +294,11 @@ def _form(path: Path, value: Any, kind: Any) -> Any:
 
 
 def _damaged(path: Path, error: Exception) -> DataError:
+    """Return the error of a file. A training is not repeated for what it tells of itself."""
     verb = dict(STAGES).get(path.parent.name)
-    remedy = f"run `trivium {verb}` again" if verb else "remove the file and run the stages again"
+    remedy = "remove the file, or the record, and the report is made again without it"
+    if verb is not None and verb != "train":
+        remedy = f"`trivium {verb} --redo --out {shlex.quote(str(path.parent.parent))}` writes it again"
     return DataError(f"{path} is damaged ({error}); {remedy}")
 
 

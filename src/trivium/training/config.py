@@ -14,6 +14,7 @@ Decay = Annotated[float, Field(ge=0, lt=1)]  # decay of a running mean, which wo
 Seconds = Annotated[float, Field(ge=0)]
 DecayName = Literal["cosine", "linear", "constant", "inverse_sqrt", "wsd"]
 FinalDecayShape = Literal["1-sqrt", "linear"]
+STEPS_BEFORE_KILL = 2  # that a rank does at least before `trivium prove` kills it, so that a checkpoint is saved
 
 
 def is_nth(step: int, every: int) -> bool:

@@ -18,6 +18,7 @@ from trivium.plan.layout import Layout
 from trivium.plan.plan import Plan
 from trivium.progress import Progress, silent
 from trivium.provenance import write_json
+from trivium.training.config import STEPS_BEFORE_KILL
 from trivium.training.loop import DEGREES, TrainingJob
 from trivium.training.metrics import EVENTS, METRICS, read, warn
 from trivium.training.record import CHECKPOINTS
@@ -32,7 +33,6 @@ WHY = (
     "the last bits in {precision}; training amplifies that from step to step. A lost, repeated or reordered "
     "sample, a wrong moment or a stale weight changes the loss by more than this."
 )
-STEPS_BEFORE_KILL = 2  # at least, so that a checkpoint is saved among them
 COMPARED_STEPS = 20  # after the checkpoint that the proof starts from
 
 
