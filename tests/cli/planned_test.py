@@ -148,6 +148,12 @@ def test_only_layouts_that_allow_what_is_set_are_searched(told, setting: str) ->
     assert config.plan.cuda_graphs or config.plan.layout.chunks == 2
 
 
+def test_settings_that_no_layout_allows_are_named(told) -> None:
+    sets = (*QUICK, "plan.layout.chunks=2", "plan.schedule=1f1b")
+    with pytest.raises(ConfigError, match="plan.layout.chunks is 2 but plan.schedule is '1f1b'"):
+        planned(Given("llama-3-8b", sets), 8, None, told.append)
+
+
 def test_the_order_of_ranks_of_a_config_does_not_stay_with_another_layout(told, tmp_path: Path) -> None:
     order = "[tensor, data, context, pipeline]"
     text = f"base: llama-3-8b\nplan:\n  layout: {{tensor: 2, pipeline: 2, data: 2, order: {order}}}\n"

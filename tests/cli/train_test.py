@@ -60,6 +60,12 @@ def test_a_micro_batch_may_change_where_the_loss_does_not_depend_on_it(begun) ->
         assert (small == large) is same, scope
 
 
+def test_the_command_that_continues_under_other_settings_says_how_many_steps(tmp_path: Path) -> None:
+    run = open_run(tmp_path, given_for(tmp_path, "demo", ["training.decay_tokens=9000000"]))
+    told = train._goes_on(run, tmp_path / "step", ["training.decay_tokens: 0 -> 9000000"])
+    assert f"--set training.steps={run.config.training.steps} " in told
+
+
 def test_a_training_may_change_all_that_a_move_to_other_hosts_changes() -> None:
     assert set(CHOSEN) <= set(train.CHANGEABLE_PLAN)
 

@@ -80,11 +80,12 @@ def _refuse_no_proof(training: TrainingConfig) -> None:
     """Raise ConfigError if no checkpoint would be saved from which `prove` can resume."""
     steps, every = training.steps, training.checkpoint_every
     if training.milestones == "none" and every + STEPS_BEFORE_KILL >= steps:
-        most = steps - STEPS_BEFORE_KILL - 1
-        remedy = f"training.checkpoint_every={most} or less" if most > 0 else f"training.steps={2 * STEPS_BEFORE_KILL}"
+        most = max(1, steps - STEPS_BEFORE_KILL - 1)
+        more = f"training.steps={most + STEPS_BEFORE_KILL + 1} and " if steps <= most + STEPS_BEFORE_KILL else ""
         raise ConfigError(
             f"training.checkpoint_every ({every}): the demo also proves that a training of {steps} steps resumes, from "
-            f"a checkpoint more than {STEPS_BEFORE_KILL} steps before the last, and none would be saved; set {remedy}"
+            f"a checkpoint more than {STEPS_BEFORE_KILL} steps before the last, and none would be saved; set "
+            f"{more}training.checkpoint_every={most}"
         )
 
 

@@ -78,7 +78,9 @@ def planned(given: Given, gpus: int | None, out: Path | None, tell: Callable[[st
         return _overridden(given, {**_RESET, **_values(winner.plan, (*_SEARCHED, *_CHOSEN))}, stated)
 
     winners = [found.chosen, *found.ranking.winners(len(found.ranking.simulated))]
-    winner = next((one for one in winners if not _plan_of(with_layout(one), stated).check()), winners[0])
+    winner = next((one for one in winners if not _plan_of(with_layout(one), stated).check()), None)
+    if winner is None:
+        raise ConfigError("\n".join(_plan_of(with_layout(winners[0]), stated).check()))
     tell(_priced(found, winner, _plan_of(with_layout(winner), stated), gpus))
     return _without_ramp(with_layout(winner), stated, tell)
 

@@ -146,7 +146,7 @@ def train(asked: Asked) -> None:
             raise ConfigError("\n".join(problems))
         if raw is not None:
             check_data(out, given, raw, sets)
-            prepare(out, given, raw, dry_run=True)
+            prepare(out, given, raw, dry_run=True, redo=redo)
         for line in would(out, given, tokens) if raw is None else ():
             say(line)
         check_host(open_run(out, given, tokens=tokens), given, insists=asked.any_machine, redo=redo, words=words)
@@ -351,7 +351,7 @@ def ask(run: Run, changed: Sequence[str]) -> None:
 def _goes_on(run: Run, checkpoint: Location, changed: Sequence[str]) -> str:
     """Return the command of a new run that continues from a checkpoint with the settings of this one."""
     tree = dict(leaves(to_tree(run.config)))
-    fields = [line.partition(":")[0] for line in changed]
+    fields = dict.fromkeys([*(line.partition(":")[0] for line in changed), "training.steps"])
     sets = [f"{field}={written(tree[field])}" for field in fields if tree.get(field) is not None]
     sets += [f"training.start_from={as_value(str(checkpoint))}", "training.start_with=state"]
     words = ["trivium", "train", "--preset", str(run.at.root), "--tokens", str(run.folder("tokens"))]

@@ -59,6 +59,7 @@ def prepare(out: Path, given: Given, data: str | None, *, dry_run: bool = False,
         return
     run = open_run(out, given, corpus=data)
     if dry_run:
+        refuse_if_trained_on(HARVEST, run, redo=redo)
         for line in listed_files(run, most=3):  # beside the price, in 40 lines
             say(line)
         return

@@ -180,10 +180,10 @@ def _tune(asked: Asked, method: Method, given: Given, base: Base, teacher: Teach
     _refuse_other_shape(given)
     run = open_run(asked.out, given)
     stage = conversations_stage(asked.data, base, method, is_given=_LENGTH in stated(given))
+    refuse_if_trained_on(stage, run, redo=asked.redo)
     if asked.dry_run:
         _dry_run(asked, given, stage, run, teacher)
         return
-    refuse_if_trained_on(stage, run, redo=asked.redo)
     with _config_kept(run.at):
         perform(stage, run, redo=asked.redo)
     given = fitted(given, read_tokens_manifest(run.at.folder(stage.folder)), asked)

@@ -91,13 +91,6 @@ def rate_problems(config: TrainingConfig, plan: Plan) -> list[str]:
             f"({warmup}) are not over then: the rate would fall at once from the middle of its rise; put it at "
             f"{warmup} or later, or shorten the warm-up"
         )
-    before_last = plan.tokens(plan.batch.at(config.steps - 1).first_sample)
-    if decay not in ENDLESS and config.lr_final_fraction == 0 and 0 < config.decay_tokens <= before_last:
-        found.append(
-            f"training.decay_tokens ({config.decay_tokens}) is where the rate reaches 0 (training.lr_final_fraction), "
-            f"and the steps after it would change nothing: there are {before_last} tokens before the last of "
-            f"{config.steps} training.steps; put it later, lower the steps, or raise the final fraction"
-        )
     end = config.decay_tokens or last_tokens_of(config, plan)
     if decay == "wsd" and warmup + final > end:
         where = "training.decay_tokens" if config.decay_tokens else f"{config.steps} training.steps"
