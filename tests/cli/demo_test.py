@@ -46,6 +46,13 @@ def test_training_moves_to_the_fastest_layout_unless_the_user_chose_one(sets, ra
     assert demo.moving(run, None, None) == run
 
 
+def test_a_short_training_saves_a_checkpoint_to_resume_from(tmp_path: Path, capsys) -> None:
+    run = Run(resolve(Given("demo", ("training.steps=40",))), Workspace(tmp_path))
+    assert demo.saving_early(run, ["training.steps=40"]).config.training.checkpoint_every == 37
+    assert "training.checkpoint_every is 37 instead of 100" in capsys.readouterr().out
+    assert demo.saving_early(Run(resolve(Given("demo")), Workspace(tmp_path)), None).config == resolve(Given("demo"))
+
+
 def test_samples_are_shown_whole_and_begin_with_their_prompts(tmp_path: Path) -> None:
     run = Run(resolve(Given("demo")), Workspace(tmp_path))
     (tmp_path / "generate").mkdir()
@@ -64,7 +71,8 @@ def test_samples_are_shown_whole_and_begin_with_their_prompts(tmp_path: Path) ->
         (("--corpus", "."), ConfigError, "--out run lies in --data"),
         (("--corpus", "a.txt", "--set", "harvest.max_bytes=9"), ConfigError, "a.txt is read instead"),
         (("--from", "trian"), ConfigError, "did you mean 'train'"),
-        (("--set", "training.steps=40"), ConfigError, "none would be saved; set training.checkpoint_every=37"),
+        (("--set", "training.steps=3"), ConfigError, "set training.steps=4 and training.checkpoint_every=1"),
+        (("--steps", "40", "--checkpoint-every", "38"), ConfigError, "be saved; set training.checkpoint_every=37"),
     ],
 )
 def test_a_dry_run_refuses_what_the_demo_would(tmp_path: Path, monkeypatch, words, error, law, dry) -> None:

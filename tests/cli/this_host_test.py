@@ -23,8 +23,8 @@ def test_the_settings_that_a_refusal_names_pass_when_typed(call, monkeypatch, ve
     refused = call(*words, "--set", "plan.batch.micro=16")
     assert refused.returncode == MachineError.exit_code
     assert "--any-machine" in refused.stderr
-    typed = next(line for line in refused.stderr.splitlines() if "settings that work" in line)
-    command = shlex.split(typed.partition("work here: trivium ")[2])
+    typed = next(line for line in refused.stderr.splitlines() if "settings that run" in line)
+    command = shlex.split(typed.partition("in time: trivium ")[2])
     assert call(*command, "--dry-run").returncode == 0
 
 
@@ -36,7 +36,7 @@ def test_the_command_that_a_refusal_names_has_the_text_to_train_on(call, monkeyp
     words = ("train", "--out", str(tmp_path / "run"), "--preset", "gpt-125m", "--set", "plan.batch.micro=16")
     refused = call(*words, "--data", str(text))
     assert refused.returncode == MachineError.exit_code
-    assert f"settings that work here: trivium train --data {text} --out" in refused.stderr
+    assert f"settings that run on this host in time: trivium train --data {text} --out" in refused.stderr
 
 
 @pytest.mark.parametrize(
@@ -48,8 +48,8 @@ def test_a_command_whose_argument_names_the_model_is_named_with_it(call, monkeyp
     (tmp_path / "text.txt").write_text("Some words.\n\n" * 170_000)
     refused = call(*verb.split(), "--data", "text.txt", "--out", "run", "--set", "tokens.tokenizer=gpt2")
     assert refused.returncode == MachineError.exit_code and not (tmp_path / "run").exists()
-    typed = next(line for line in refused.stderr.splitlines() if "settings that work" in line)
-    command = typed.partition("work here: trivium ")[2]
+    typed = next(line for line in refused.stderr.splitlines() if "settings that run" in line)
+    command = typed.partition("in time: trivium ")[2]
     assert command.startswith(f"{verb} --data text.txt --out run ") and "--preset" not in command
     assert call(*shlex.split(command), "--dry-run").returncode == 0
 
@@ -75,7 +75,7 @@ def test_a_refusal_leaves_out_the_settings_that_change_nothing():
     given = planned(Given("gpt2"), 1, None, lambda line: None)
     with pytest.raises(MachineError) as refused:
         host_lines(given, 2000, ["train", "--data", "x.txt"], insists=False, host=LAPTOP)
-    typed = shlex.split(str(refused.value).partition("work here: trivium ")[2].partition("\n")[0])
+    typed = shlex.split(str(refused.value).partition("in time: trivium ")[2].partition("\n")[0])
     assert {"--dp", "--steps"} <= {*typed}
     assert not {"cuda_graphs", "null", "--set"} & {part for word in typed for part in word.replace("=", ".").split(".")}
     assert "a small model, in about" in str(refused.value)

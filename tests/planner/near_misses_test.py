@@ -110,7 +110,7 @@ def test_where_memory_is_what_another_number_of_layers_mends_memory_is_named():
     for miss in layers:
         unchanged = miss.plan.model_copy(update={"model": model})
         over = not unchanged.check() and worst_rank(unchanged)[1].total > limit
-        assert miss.obstacle.startswith("unchanged, the plan holds") == over
+        assert miss.obstacle.startswith("unchanged, the plan needs") == over
 
 
 LIMIT = SELENE.usable_memory(8)

@@ -26,7 +26,7 @@ from trivium.cli.tokenize import TOKENIZE
 from trivium.cli.train import TRAIN, check_host
 from trivium.cli.train_data import check_text
 from trivium.errors import ConfigError, nearest
-from trivium.training.config import STEPS_BEFORE_KILL, TrainingConfig
+from trivium.training.config import STEPS_BEFORE_KILL
 from trivium.untrusted import read_json
 
 STAGES: tuple[Stage, ...] = (HARVEST, CURATE, TOKENIZE, PLAN, TRAIN, PROVE, EVALUATE, BIAS, GENERATE)
@@ -63,9 +63,8 @@ def demo(
             say(line)
         if problems:
             raise ConfigError("\n".join(problems))
-    run = moving(open_run(out, given, corpus=corpus), sets, ranks)
+    run = saving_early(moving(open_run(out, given, corpus=corpus), sets, ranks), sets)
     check_text(run, "demo", sets)
-    _refuse_no_proof(run.config.training)
     run = replace(run, tokens=None)  # it makes its own, whatever was trained here before
     trains_anew = start is not None and NAMES.index(start) <= NAMES.index(TRAIN.name)
     words = ("demo", *(() if corpus is None else ("--data", corpus)))
@@ -76,17 +75,24 @@ def demo(
     walk(run, redo_from=start)
 
 
-def _refuse_no_proof(training: TrainingConfig) -> None:
-    """Raise ConfigError if no checkpoint would be saved from which `prove` can resume."""
+def saving_early(run: Run, sets: Sequence[str] | None) -> Run:
+    """The run that saves a checkpoint from which `prove` can resume. Raises ConfigError if the user's settings allow
+    none."""
+    training = run.config.training
     steps, every = training.steps, training.checkpoint_every
-    if training.milestones == "none" and every + STEPS_BEFORE_KILL >= steps:
-        most = max(1, steps - STEPS_BEFORE_KILL - 1)
-        more = f"training.steps={most + STEPS_BEFORE_KILL + 1} and " if steps <= most + STEPS_BEFORE_KILL else ""
+    if training.milestones != "none" or every + STEPS_BEFORE_KILL < steps:
+        return run
+    most = steps - STEPS_BEFORE_KILL - 1
+    if most < 1 or any(each.startswith("training.checkpoint_every=") for each in sets or ()):
+        more = f"training.steps={STEPS_BEFORE_KILL + 2} and " if most < 1 else ""
         raise ConfigError(
             f"training.checkpoint_every ({every}): the demo also proves that a training of {steps} steps resumes, from "
             f"a checkpoint more than {STEPS_BEFORE_KILL} steps before the last, and none would be saved; set "
-            f"{more}training.checkpoint_every={most}"
+            f"{more}training.checkpoint_every={max(1, most)}"
         )
+    say(f"training.checkpoint_every is {most} instead of {every}, so that `prove` has a checkpoint to resume from")
+    training = training.model_copy(update={"checkpoint_every": most})
+    return replace(run, config=run.config.model_copy(update={"training": training}))
 
 
 def moving(run: Run, sets: Sequence[str] | None, ranks: int | None) -> Run:

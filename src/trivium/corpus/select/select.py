@@ -165,7 +165,7 @@ def rank(
         pool, wanted = (ngram_counts(part.texts, bits=config.bits) for part in (candidates, target))
         values = importance(pool, wanted)
         ranking = values + gumbel(ids, seed=seed)
-    if len(ids) > 1 and not np.ptp(values) > 0:
+    if config.method == "transport" and len(set(candidates.texts)) > 1 and not np.ptp(values) > 0:
         raise DataError(
             f"curate.selection: all {len(ids)} candidates have the same value, so that none resembles the target more "
             f"than another; give a target with words of the candidates, or vectors that differ"
