@@ -58,6 +58,9 @@ def test_a_micro_batch_may_change_where_the_loss_does_not_depend_on_it(begun) ->
         model = [f"plan.model.{each}" for each in loss]
         small, large = (train.lasting(begun(*model, f"plan.batch.micro={n}")) for n in (1, 2))
         assert (small == large) is same, scope
+    recorded = begun()
+    recorded["config"]["plan"]["no_longer"] = 1
+    assert train.lasting(recorded) != train.lasting(begun()), "a plan of other code is compared like any other"
 
 
 def test_the_command_that_continues_under_other_settings_says_how_many_steps(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ left_out.json  each rewind: its step, its cause, and the gaps that it leaves in 
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -309,5 +310,8 @@ def _section(tree: Mapping[str, Any], path: str) -> dict[str, Any]:
 def lasting_section(section: Mapping[str, Any], plan: Tree) -> dict[str, Any]:
     """Return a section of a plan without the size of a micro-batch, which may change in a training if the loss does not
     depend on it."""
-    may_change = {"micro"} if "micro" in section and not build(Plan, plan).micro_changes_loss else set()
-    return {k: v for k, v in section.items() if k not in may_change}
+    if "micro" in section:
+        with suppress(ConfigError):  # a plan of other code, whose differences are told
+            if build(Plan, plan).micro_changes_loss:
+                return dict(section)
+    return {k: v for k, v in section.items() if k != "micro"}
