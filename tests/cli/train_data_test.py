@@ -142,7 +142,9 @@ def test_a_run_that_stopped_goes_on_with_the_same_command(call, text, tmp_path, 
     other = ("train", "--data", "other.jsonl", *command[3:])
     refused = call(*other)
     assert refused.returncode == call(*other, "--dry-run").returncode == 2
-    assert "run/harvest would be replaced, and run/training holds a training of 2 steps" in refused.stderr
+    assert (
+        "run/harvest would be replaced, but the training in run/training (2 steps) was made from it" in refused.stderr
+    )
     assert all(path.read_bytes() == data for path, data in kept.items())
     assert "up to date in run/training" in call("train", "--out", "run").stdout, "the remedy that the refusal names"
     ended = call(*other, "--redo")

@@ -255,14 +255,14 @@ def pod_values(asked: Asked) -> dict[str, str]:
 
 
 def _refuse_options_of_pods(asked: Asked) -> None:
-    """Raise ConfigError for an option that the file of another program has no place for."""
+    """Raise ConfigError for an option that has no effect on the file of another program."""
     given = {"--node": asked.node, "--tolerate": asked.tolerate, "--rdma": asked.rdma, "--shm": asked.shm}
     given["--claim"] = asked.claim != UNNAMED
     given["--image"] = asked.image != UNNAMED and asked.target is Target.torchrun
     for option, value in given.items():
         if value:
             takes = "kubernetes, jobset and slurm" if option == "--image" else "kubernetes and jobset"
-            raise ConfigError(f"{option}: --print {asked.target} has no place for it; {takes} have; leave it out")
+            raise ConfigError(f"{option} has no effect with --print {asked.target}, only with {takes}; leave it out")
 
 
 def _refuse_hosts(hosts: str, target: Target, config: RunConfig, where: Nodes) -> None:

@@ -162,7 +162,7 @@ def for_a_training(run: Run) -> str:
 
 
 def refuse_if_trained_on(stage: Stage, run: Run, *, redo: bool) -> None:
-    """Raise ConfigError where the output of a stage would be replaced that a training with checkpoints was made from,
+    """Raise ConfigError if a training with checkpoints was made from the output of a stage, which would be replaced,
     and that training does not begin anew."""
     from trivium.training.record import checkpoints_of
 
@@ -172,8 +172,8 @@ def refuse_if_trained_on(stage: Stage, run: Run, *, redo: bool) -> None:
     if saved := published(checkpoints_of(training, run.config.training.store)):
         done = counted(step_of(saved[-1].name) or 0, "step")
         raise ConfigError(
-            f"{folder} would be replaced, and {training} holds a training of {done} on what was made of it. Nothing "
-            f"was changed. To resume that training: trivium train --out {shlex.quote(str(run.at.root))}; to begin at "
+            f"{folder} would be replaced, but the training in {training} ({done}) was made from it. Nothing was "
+            f"changed. To resume that training: trivium train --out {shlex.quote(str(run.at.root))}; to begin at "
             f"step 0 with the new data, add --redo to this command; to keep both, name another --out"
         )
 
