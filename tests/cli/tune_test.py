@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -241,6 +242,24 @@ def test_settings_that_the_weights_do_not_have_are_refused(
     assert ended.returncode == 2, ended.stderr
     assert f"plan.model.layers: {layers} -> {layers + 1}" in ended.stderr and "leave them out" in ended.stderr
     assert not (tmp_path / "tuned").exists()
+
+
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+def test_a_model_with_adapters_is_tuned_with_the_same_or_merged_before(
+    more: tuple[str, ...], models: Path, data: str, prepared: dict, call, tmp_path: Path
+) -> None:
+    run = shutil.copytree(models / "run", tmp_path / "adapted")
+    shutil.rmtree(run / "training" / "checkpoints")
+    write_checkpoint(
+        run / "training", plan_of("llama", sequence=96, model={"adapters": [{"settings": {"r": 2}}]}), step=4
+    )
+    refused = call("tune", "adapted", "--data", data, "--out", "tuned", "--method", "full", *more)
+    assert refused.returncode == 2 and not (tmp_path / "tuned").exists(), refused.stderr
+    merging, setting = re.search(r"(checkpoint merge \S+) and .*: --set (.*)$", refused.stderr).groups()
+    assert call(*shlex.split(merging)).returncode == 0
+    for words in (["adapted", "--set", *shlex.split(setting)], ["adapted/merged/step-00000004"]):
+        ended = call("tune", *words, "--data", data, "--out", "tuned", "--method", "full", "--redo", *more)
+        assert ended.returncode == 0, ended.stderr
 
 
 def test_a_model_without_a_tokenizer_is_refused(models: Path, data: str, call, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """`trivium tune`: a trained model learns to answer as conversations show it."""
 
+import json
 import os
 import shlex
 import tempfile
@@ -132,10 +133,12 @@ class Asked:
 
 
 class Base(NamedTuple):
-    """The model that is tuned. weights: its checkpoint or Hugging Face folder; dtype: in which it is stored."""
+    """The model that is tuned. weights: its checkpoint or Hugging Face folder; dtype: in which it is stored; adapters:
+    as plain data."""
 
     weights: Path
     dtype: Dtype
+    adapters: list[Tree]
     tokenizer_file: Path
     tokenizer: Tokenizer
     template: ChatTemplate
@@ -178,6 +181,7 @@ def _tune(asked: Asked, method: Method, given: Given, base: Base, teacher: Teach
     of_teacher = {} if teacher is None else teacher.settings
     given = given._replace(defaults=merge(merge(settings_for(method), _of_base(base)), of_teacher))
     _refuse_other_shape(given)
+    _refuse_other_adapters(given, base.adapters)
     run = open_run(asked.out, given)
     stage = conversations_stage(asked.data, base, method, is_given=_LENGTH in stated(given))
     refuse_if_trained_on(stage, run, redo=asked.redo)
@@ -211,6 +215,17 @@ def _refuse_other_shape(given: Given) -> None:
         raise ConfigError(
             f"{given.preset} was trained with other settings (the model -> this run):\n{first_lines(found)}\n"
             f"leave them out, or name a model that has them"
+        )
+
+
+def _refuse_other_adapters(given: Given, there: list[Tree]) -> None:
+    """Raise ConfigError if the tuned model has adapters that differ from those of the run."""
+    if there and there != to_tree(resolve(given).plan.model)["adapters"]:
+        merging = shlex.join(["trivium", "checkpoint", "merge", given.preset])
+        raise ConfigError(
+            f"{given.preset} has adapters, and those of this run differ from them; put its adapters into its weights "
+            f"with {merging} and tune the checkpoint that it names, or give the same adapters: "
+            f"--set plan.model.adapters={shlex.quote(json.dumps(there))}"
         )
 
 
@@ -260,15 +275,17 @@ def base_of(model: Path, template: Path | None) -> Base:
             raise DataError(f"{model} has no {FILE}, and conversations need it; download the tokenizer into the folder")
         said = read_settings(model / "config.json")
         dtype: Dtype = "bf16" if "bfloat16" in (said.get("dtype"), said.get("torch_dtype")) else "fp32"
+        adapters: list[Tree] = []
     else:
         from trivium.interchange.target import opened
 
         refuse_adapters_alone(model)
         with opened(model) as target:
             weights, file = target.newest, target.tokenizer
-        dtype = read_manifest(weights)["plan"]["precision"]["weights"]
+        plan = read_manifest(weights)["plan"]
+        dtype, adapters = plan["precision"]["weights"], plan["model"]["adapters"]
     tokenizer = load_tokenizer(file)
-    return Base(weights, dtype, file, tokenizer, read_template(template or file.parent, tokenizer))
+    return Base(weights, dtype, adapters, file, tokenizer, read_template(template or file.parent, tokenizer))
 
 
 def _of_base(base: Base) -> Tree:
