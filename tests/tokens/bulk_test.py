@@ -3,7 +3,9 @@
 import json
 import os
 import unicodedata
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import numpy as np
 import pytest
@@ -84,8 +86,23 @@ def test_characters_have_equal_classes_in_both():
 
 @pytest.mark.parametrize("letter", ["\u088f", "\U00010940", "\U00018d1e", "\U0001e6c0", "\U00033479"])
 def test_letters_that_only_the_bulk_encoder_knows_are_encoded_by_the_library(letter):
-    assert TRAINED.bulk.encode(f"a{letter}") is None and TRAINED.bulk.encode("a\U0001f9845é") is not None
+    here, other = TRAINED.bulk.encode([f"a{letter}", "a\U0001f9845é"])
+    assert here is None and other is not None
     same(TRAINED, f"a{letter}b 1{letter} {letter}! {letter}")
+
+
+def test_threads_encode_at_once():
+    texts = [prose(seed, 20_000) for seed in range(4)]
+    for _ in range(4):
+        together = Barrier(4)
+        bulk = equal_encoding(TRAINED.description)
+
+        def encoded(text: str, bulk=bulk, together=together) -> list[int]:
+            together.wait()
+            return [ids.tolist() for ids in bulk.encode([text] * 3)]
+
+        with ThreadPoolExecutor(4) as pool:
+            assert [*pool.map(encoded, texts)] == [[ids] * 3 for ids in TRAINED.encode_batch(texts)]
 
 
 def test_a_word_that_ends_documents_is_spelled_in_a_text():

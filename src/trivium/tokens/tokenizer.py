@@ -225,7 +225,7 @@ class Tokenizer:
         """Return the ids of each text, equal to those of `encode`, on this thread and without holding the GIL."""
         if self.bulk is None:
             return [np.array(ids, np.uint32) for ids in self.encode_batch(texts)]
-        found = ((text, self.bulk.encode(text)) for text in texts)
+        found = zip(texts, self.bulk.encode(texts), strict=True)
         return [np.array(self.encode(text), np.uint32) if ids is None else ids for text, ids in found]
 
     def encode_marked(self, texts: Sequence[str]) -> list[tokenizers.Encoding]:
