@@ -11,12 +11,15 @@ from typing import Any
 
 import pytest
 
-from evaluation.models import plan_of, write_checkpoint
+from evaluation.models import TEXTS, plan_of, write_checkpoint
 from trivium.checkpoint.load import Checkpoint
 from trivium.cli import tune
 from trivium.cli.run_config import Given, resolve
 from trivium.cli.stage import perform
 from trivium.config import to_tree
+from trivium.evaluation.answer import NativeScorer
+from trivium.evaluation.requests import Request
+from trivium.families.common.hf_config import read_settings
 from trivium.interchange.bring import import_hf
 from trivium.interchange.export import export_hf
 from trivium.provenance import write_json
@@ -135,8 +138,21 @@ def test_settings_of_the_user_hold(models: Path, data: str, prepared: dict, call
     tuned(call, models / "run", data, *more)
     config = prepared["train"]
     assert (config.training.steps, config.training.lr, config.plan.batch.sequences) == (7, 0.5, 3)
-    assert config.plan.model.sequence == 48
+    assert (config.plan.model.sequence, config.plan.model.max_positions) == (48, 96)
     assert config.training.warmup_tokens <= 7 * 3 * 48
+
+
+def test_a_model_trained_on_shorter_sequences_reads_as_many_positions_as_before(models: Path, tmp_path: Path) -> None:
+    plan = plan_of("llama", sequence=48, model={"max_positions": 96})
+    shorter = write_checkpoint(tmp_path, plan, step=4)
+    long = [Request(" ".join(TEXTS)[:400], " yes")]
+    before, after = (
+        NativeScorer.open(place, tmp_path / "tokenizer.json").loglikelihood(long)
+        for place in (models / "run" / "training" / "checkpoints", shorter)
+    )
+    assert before == after and before[0].truncated
+    export_hf(Checkpoint.open(shorter), tmp_path / "hf", tokenizer=None)
+    assert read_settings(tmp_path / "hf" / "config.json")["max_position_embeddings"] == 96
 
 
 def test_tokens_of_the_same_conversations_are_kept_and_of_others_made_anew(

@@ -266,7 +266,7 @@ def about_checkpoint(checkpoint: Path) -> dict[str, Any]:
         "step": int(manifest["step"]),
         "tokens": int(manifest.get("tokens_seen", 0)),
         "parameters": count(shape),
-        "sequence": shape.sequence,
+        "sequence": shape.in_use.sequence,
         "sha256": manifest["sha256"],
     }
 

@@ -315,7 +315,9 @@ def fitted(given: Given, manifest: Mapping[str, Any], asked: Asked) -> Given:
         return given._replace(defaults=merge(given.defaults, tree))
 
     packed = manifest["packed"]
-    given = with_defaults({"plan": {"model": {"sequence": packed["sequence"]}}})
+    length, reads = packed["sequence"], resolve(Given(given.preset)).plan.model.in_use.sequence
+    positions = {"sequence": length, "max_positions": reads if reads > length else None}
+    given = with_defaults({"plan": {"model": positions}})
     many = packed["train"].get("pairs") or packed["train"]["conversations"]
     size = Size(many, packed["train"]["bins"])
     plan = resolve(given).plan

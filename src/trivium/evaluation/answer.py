@@ -50,7 +50,7 @@ class NativeScorer:
         plan = opened.plan
         words = load_tokenizer(tokenizer)
         opened.refuse_other_tokenizer(tokenizer, words.sha256, words.vocabulary)
-        model = WholeModel(plan.model, precision=plan.precision.weights, mesh=mesh)
+        model = WholeModel(plan.model.in_use, precision=plan.precision.weights, mesh=mesh)
         for name, row in model.stage.table.items():  # this rank's shards, whatever layout saved them
             box = shard_box(row, plan.model, mesh.layout, mesh.tensor.index, mesh.expert.index)
             model.load(name, opened.read(f"weights/{name}", box, DTYPES[plan.precision.weights]))

@@ -62,7 +62,7 @@ def export_hf(source: Checkpoint, folder: str | Path, *, tokenizer: str | Path |
     folder = Path(folder)
     if folder.exists():
         raise ConfigError(f"{folder} exists already; name a new folder")
-    plan = source.plan
+    plan = source.plan.model_copy(update={"model": source.plan.model.in_use})
     if plan.model.adapters:
         merged = shlex.quote(f"{folder}-merged")
         raise ConfigError(

@@ -17,10 +17,10 @@ from trivium.plan.layers.form import LayerForm, Run
 from trivium.plan.layers.head import Head
 from trivium.plan.layers.layer import Layer, embedding_of, head_of
 from trivium.plan.layers.part import Division
-from trivium.plan.sizes import Ids, Layers
+from trivium.plan.sizes import Ids, Layers, Positions
 
 # What weights do not depend on: a training that begins with given ones may choose it.
-_FREE = {"vocabulary_multiple", "dropout", "z_loss", "init_std", "documents", "end_of_text"}
+_FREE = {"vocabulary_multiple", "dropout", "z_loss", "init_std", "documents", "end_of_text", "max_positions"}
 
 
 class ModelShape(LayerForm):
@@ -42,6 +42,8 @@ class ModelShape(LayerForm):
     head: Literal["tied", "untied"] = "tied"  # whether the output matrix is the embedding's table
     documents: Literal["joined", "apart"] = "joined"  # whether packed documents attend to each other
     end_of_text: NotNegative = 0  # id of the token that ends a document
+    # positions that the model reads when it is used, if it is trained on shorter sequences; None: as many as a sequence
+    max_positions: Positions | None = None
     # factor of the z-loss, the squared log-sum-exp of the logits, in training (PaLM, OLMo-2: 1e-5 to 1e-4); it is
     # logged apart from the loss; 0: no z-loss
     z_loss: Annotated[float, Field(ge=0)] = 0.0
@@ -97,6 +99,11 @@ class ModelShape(LayerForm):
         every = enumerate(_forms_of(self))
         return {n: form.experts for n, form in every if form.feed_forward == "experts" and form.experts is not None}
 
+    @property
+    def in_use(self) -> "ModelShape":
+        """The model as it is used after its training, whose sequence has `max_positions`."""
+        return self if self.max_positions is None else self.model_copy(update={"sequence": self.max_positions})
+
     def form_of(self, layer: int) -> LayerForm:
         """The settings of a layer, by its number in the model."""
         return _forms_of(self)[layer]
@@ -128,6 +135,11 @@ class ModelShape(LayerForm):
             found.append(
                 f"plan.model.end_of_text ({self.end_of_text}) must be one of the ids below plan.model.vocabulary "
                 f"({self.vocabulary})"
+            )
+        if self.max_positions is not None and (self.positions == "learned" or self.max_positions < self.sequence):
+            found.append(
+                f"plan.model.max_positions ({self.max_positions}) must be at least plan.model.sequence "
+                f"({self.sequence}), and is for rotary positions alone; raise it, or leave it out"
             )
         found += self._balance_problems()
         return list(dict.fromkeys(found)) or list(self._adapter_problems())

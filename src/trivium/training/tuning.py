@@ -23,7 +23,7 @@ FULL_PAIRS_LR, ADAPTER_PAIRS_LR = 1e-6, 1e-5
 WARMUP_SHARE = 0.03  # share of the steps
 CONVERSATIONS_PER_STEP = 32
 MICRO_TOKENS = 4096  # most tokens of a micro-batch, unless one sequence has more
-DEFAULT_SEQUENCE_TOKENS = 2048  # tokens of a sequence; the tuned model also reads this many when it answers
+DEFAULT_SEQUENCE_TOKENS = 2048  # tokens of a sequence
 CHECKPOINTS_PER_TRAINING = 5  # checkpoints and validations of a training
 
 
@@ -63,7 +63,7 @@ def length_for(longest: int, model: ModelShape) -> int:
     """
     if model.positions == "learned":
         return model.sequence
-    return min(model.sequence, max(DEFAULT_SEQUENCE_TOKENS, 1 << max(0, longest - 1).bit_length()))
+    return min(model.in_use.sequence, max(DEFAULT_SEQUENCE_TOKENS, 1 << max(0, longest - 1).bit_length()))
 
 
 def method_named(text: str) -> Method:
