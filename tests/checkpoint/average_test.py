@@ -62,6 +62,12 @@ def test_every_weight_is_the_mean_of_the_sources(
             assert not torch.allclose(rounded, expected, rtol=1e-6), "the bf16 weights have another mean"
 
 
+def test_checkpoints_with_adapters_are_not_averaged(tmp_path: Path) -> None:
+    plan = small(model={"adapters": [{"settings": {"r": 2}}]})
+    with pytest.raises(CheckpointError, match="trivium checkpoint merge"):
+        average([made(tmp_path / "run", plan, step) for step in STEPS], tmp_path / "mean")
+
+
 def test_average_lists_its_sources(tmp_path: Path) -> None:
     sources = [made(tmp_path / "run", small(), step) for step in STEPS]
     found = Checkpoint.open(average([sources[2], sources[0]], tmp_path / "mean"))

@@ -97,6 +97,7 @@ def test_any_model_is_tuned_from_its_weights_with_the_settings_of_the_method(
     )
     assert config.training.lr == lr and bool(config.plan.model.adapters) == (method != "full")
     assert config.training.weight_decay == 0 and config.training.evaluation.limit == 100  # none of the pretraining's
+    assert bool(config.generation.prompts) == (place != "hf")  # those of the demo are of its fairy tales
     packed = json.loads((tmp_path / "tuned/tokens/manifest.json").read_text())["packed"]
     assert config.plan.model.sequence == packed["sequence"] <= 96
     read = config.training.steps * config.plan.batch.sequences

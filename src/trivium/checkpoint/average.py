@@ -27,7 +27,7 @@ def average(sources: Sequence[Checkpoint], root: Path) -> Path:
     Master weights are averaged if there are any. Sums are in fp64, and the mean is stored in fp32, or in fp64 if a
     source is. Optimizer states are not stored, so training can only start from the weights. Raises ConfigError for
     fewer than two sources, for a source that is named twice, and if `root` contains that step already;
-    CheckpointError if models or tokenizers differ, or if writing fails.
+    CheckpointError if models or tokenizers differ, if they have adapters, or if writing fails.
     """
     named = [source.directory for source in sources]
     places = [place.resolve() if isinstance(place, Path) else place for place in named]
@@ -37,6 +37,11 @@ def average(sources: Sequence[Checkpoint], root: Path) -> Path:
         raise ConfigError(f"average needs two checkpoints or more, each named once, but {told}")
     for one, other in pairwise(sources):
         _refuse_others(one, other)
+    if any(".adapter." in name for name in sources[0].names):
+        raise CheckpointError(
+            f"{sources[0].directory} has adapters, and the means of their factors do not multiply to the mean of what "
+            f"they change; average the checkpoints that `trivium checkpoint merge` writes of each"
+        )
     most = max(sources, key=lambda source: source.step)
     final = root / step_name(most.step)
     if final.exists():

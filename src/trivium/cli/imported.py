@@ -8,7 +8,7 @@ import yaml
 
 from trivium.checkpoint.format import read_manifest, step_name
 from trivium.cli.model_argument import PRESET, asked_model, sections_of
-from trivium.cli.run_config import BASE, LAYOUTS, Given, resolve
+from trivium.cli.run_config import BASE, OF_ANY_MODEL, Given, resolve
 from trivium.cli.stage import Run
 from trivium.cli.workspace import Workspace
 from trivium.config import Tree, merge, to_tree
@@ -43,7 +43,7 @@ def write_preset(checkpoint: Path) -> list[str]:
     ]
     if "tokens" in tree:
         tree = merge(tree, {"tokens": {"tokenizer": FILE}})
-    whole: Tree = {"base": BASE, **merge({"plan": LAYOUTS[1]}, tree), "training": {"start_from": checkpoint.name}}
+    whole: Tree = {"base": BASE, **merge(OF_ANY_MODEL, tree), "training": {"start_from": checkpoint.name}}
     path = root / PRESET
     path.write_text(_HEAD + yaml.safe_dump(whole, sort_keys=False, allow_unicode=True), encoding="utf-8")
     return [*told, *(resolve(Given(str(path))).problems() if "tokens" in tree else [])]

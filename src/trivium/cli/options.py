@@ -305,7 +305,8 @@ def open_asked(target: Path | None, out: Path, preset: str | None, sets: list[st
         sampling, notes = sampling_of(target)
         for note in notes:
             say_aside(note)
-        return open_run(out, Given(DEFAULT_PRESET, tuple(sets or ()), defaults={"generation": {"sampling": sampling}}))
+        drawn = {"generation": {"prompts": None, "sampling": sampling}}
+        return open_run(out, Given(DEFAULT_PRESET, tuple(sets or ()), defaults=drawn))
     return open_run(home, given_for(home, preset, sets))
 
 

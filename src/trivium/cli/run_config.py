@@ -58,6 +58,8 @@ LAYOUTS: Mapping[int, Tree] = {
     4: _ready("interleaved", tensor=2, pipeline=2, data=1, chunks=2),
     8: _ready("interleaved", tensor=2, pipeline=2, data=2, chunks=2),
 }
+# What a model from elsewhere does not take from BASE: its ranks, and its fairy tales.
+OF_ANY_MODEL: Tree = {"plan": LAYOUTS[1], "generation": {"prompts": None}}
 
 
 class RunConfig(Config):
@@ -287,7 +289,7 @@ def _tree_of(name: str) -> Tree:
     found = model_named(name)
     if found.kind == "config":
         return read_preset(found.place, _of_file)
-    return merge(merge(read_preset(BASE), {"plan": LAYOUTS[1]}), settings_of(found)[0])
+    return merge(merge(read_preset(BASE), OF_ANY_MODEL), settings_of(found)[0])
 
 
 def _layers(given: Given) -> list[tuple[str, Tree]]:
