@@ -54,3 +54,10 @@ def test_kept_work_is_foretold_used_told_and_deleted(out):
     said("curate", "--out", out, "--no-keep-work")
     assert not (out / corpus.KEPT).exists()
     assert "nothing is kept" in said("curate", "--out", out, "--redo", "--dry-run")
+
+
+def test_work_is_kept_for_a_relative_out(out, monkeypatch):
+    monkeypatch.chdir(out.parent)
+    assert "kept for the next curation: 0 B" not in said("curate", "--out", out.name, "--keep-work")
+    used = "used again: the filtered documents of 1 of 1 raw files;"
+    assert used in said("curate", "--out", out.name, "--set", "curate.dedup.threshold=0.7")

@@ -257,10 +257,10 @@ def reuse_lines(kept: Path, source: Path, config: CurateConfig, *, seed: int) ->
 
 def forget_unused(job: CurationJob, kept: Path) -> None:
     """Delete kept parts that this curation did not use, and those that depend on the speed of the machine."""
-    used = {part_folder(job, number) for number in range(len(job.files))}
+    used = {part_folder(job, number).name for number in range(len(job.files))}
     for folder in kept.iterdir():
         parts = [part for part in parts_in(folder) if (part / COUNTS).is_file()]
-        if parts and (folder not in used or any(counts_of(part)["timed_out"] for part in parts)):
+        if parts and (folder.name not in used or any(counts_of(part)["timed_out"] for part in parts)):
             shutil.rmtree(folder, ignore_errors=True)
 
 
