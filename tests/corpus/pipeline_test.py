@@ -245,6 +245,24 @@ def test_first_of_equal_texts_ids_and_addresses_stays(raw):
     ]
 
 
+def test_pieces_of_a_text_share_its_address_but_pieces_of_its_next_snapshot_are_dropped(raw):
+    def piece(source, identity, number, url):
+        text = f"{GOOD} This is piece {number} of {identity} in {source}."
+        cut = {"id": identity, "piece": number}
+        return {"id": f"{identity}-{number}", "text": text, "source": source, "url": url, "cut_from": cut}
+
+    first = [piece("old", "7", number, "https://a.example/1") for number in range(3)]
+    # The next snapshot numbers its rows in the same way, and the page has become longer.
+    later = [piece("new", "7", number, "http://a.example/1?utm_source=x") for number in range(4)]
+    other = [piece("new", "8", number, "https://a.example/2") for number in range(2)]
+    rows = [*first, *({**row, "id": f"{row['id']}~2"} for row in later), *other]
+    write_rows(raw, rows)
+    _, documents, rejects = curated(raw, dedup={"urls": True, "threshold": 1}, filters=())
+    assert [document.id for document in documents] == [row["id"] for row in (*first, *other)]
+    assert {(row["reason"], row["survivor"]) for row in rejects.values()} == {(REASONS[Fate.SAME_ADDRESS], "7-0")}
+    assert len(rejects) == len(later)
+
+
 @pytest.mark.broad
 def test_document_that_a_harvest_accepted_is_not_too_long_for_curation(tmp_path):
     """Neither for the limit of a document, which the harvest raised, nor as a compression bomb."""

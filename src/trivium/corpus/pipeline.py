@@ -29,7 +29,7 @@ from trivium.config import to_tree
 from trivium.corpus.clean.extract import extract_pages_step, extract_step
 from trivium.corpus.clean.filters import named_steps
 from trivium.corpus.config import CurateConfig
-from trivium.corpus.dedup.comparison import ADDRESS, BANDS, KEY, TABLE, CurationJob, Part, decide, list_parts
+from trivium.corpus.dedup.comparison import ADDRESS, BANDS, KEY, TABLE, TEXT_ID, CurationJob, Part, decide, list_parts
 from trivium.corpus.dedup.groups import url_key
 from trivium.corpus.dedup.minhash import MinHash
 from trivium.corpus.document import Damage, Document, PassedOver, whole_of
@@ -41,6 +41,7 @@ from trivium.corpus.kernels.words import text_keys
 from trivium.corpus.publish.output import PART_REJECTS, REJECTS, blend, publish, score, write_piece
 from trivium.corpus.publish.shards import SHARDS, clean_shard, find_common, find_marked, shard_groups
 from trivium.corpus.publish.store import DOCUMENTS, MANIFEST, PASSING_PACKING, documents_table, read_documents
+from trivium.corpus.read.cutting import id_of_text
 from trivium.corpus.read.files import Input, input_files, name_of
 from trivium.corpus.read.ids import names_in, write_ids
 from trivium.corpus.read.inputs import documents_of, files_at, store_at
@@ -215,6 +216,8 @@ def _features(job: CurationJob, into: Path, documents: Sequence[Document], evalu
     keys = pa.array([key.tobytes() for key in text_keys(texts)], pa.binary(16))
     addresses = list(map(url_key, documents)) if dedup.urls else [b""] * len(documents)
     compared = table.append_column(KEY, keys).append_column(ADDRESS, pa.array(addresses, pa.binary()))
+    text_ids = [id_of_text(document.id, document.metadata) for document in documents]
+    compared = compared.append_column(TEXT_ID, pa.array(text_ids, pa.string()))
     pq.write_table(compared, into / TABLE, **PASSING_PACKING)
     return {
         "documents": table.num_rows,

@@ -63,6 +63,7 @@ REASONS = {
 PART_LIST = "parts.json"
 TABLE, BANDS = "documents.parquet", "bands.npy"  # files of a part
 KEY, ADDRESS = "key", "address"  # columns of 16 bytes: equal for equal words, and for equal addresses
+TEXT_ID = "text_id"  # column: the id of the whole text, whose pieces all have its address
 _EXACT = {KEY: Fate.SAME_TEXT, "id": Fate.SAME_ID, ADDRESS: Fate.SAME_ADDRESS}
 _HELDOUT = "\x00"  # the source of held-out documents; no real source has this name
 _FATES = "fates.npy"  # after exact deduplication
@@ -255,20 +256,24 @@ def _exact(parts: list[Part], ranks: Numbers, quality: NDArray[np.float64]) -> t
     """
     keys = np.concatenate([_hashes(part) for part in parts[1:]], axis=1)
     rows = parts[0].documents + np.flatnonzero(np.any(list(map(_occur_twice, keys)), axis=0))
-    picked = pa.concat_tables([part.table([*_EXACT]).take(pa.array(part.rows_among(rows))) for part in parts[1:]])
+    columns = [*_EXACT, "source", TEXT_ID]
+    picked = pa.concat_tables([part.table(columns).take(pa.array(part.rows_among(rows))) for part in parts[1:]])
     compared = list(zip(*(picked[name].to_pylist() for name in _EXACT), strict=True))
+    owners = zip(picked["source"].to_pylist(), picked[TEXT_ID].to_pylist(), strict=True)
+    wholes = dict(zip(rows.tolist(), owners, strict=True))
     fates, firsts = np.full(len(ranks), Fate.KEPT, np.uint8), np.arange(len(ranks))
     kept: dict[Fate, dict[Any, int]] = {fate: {} for fate in _EXACT.values()}
     for place in np.lexsort((-quality[rows], ranks[rows])).tolist():
         row, values = int(rows[place]), list(zip(_EXACT.values(), compared[place], strict=True))
         repeated = ((fate, kept[fate][value]) for fate, value in values if value in kept[fate])
-        if (found := next(repeated, None)) is not None:
+        others = (pair for pair in repeated if pair[0] != Fate.SAME_ADDRESS or wholes[pair[1]] != wholes[row])
+        if (found := next(others, None)) is not None:
             fates[row], firsts[row] = found
             continue
         # A document that is dropped does not drop others: only those that are kept are remembered.
         for fate, value in values:
             if value != b"":  # a document without an address
-                kept[fate][value] = row
+                kept[fate].setdefault(value, row)
     return fates, firsts
 
 

@@ -1,9 +1,10 @@
 """Cut long texts into documents at blank lines, by the same rule in every kind of file."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
-from trivium.corpus.document import Document
+from trivium.corpus.document import Document, origin_of
 
 CUT_FROM = "cut_from"  # metadata key of a piece: the id of the whole text, and the number of the piece from 0
 
@@ -40,6 +41,12 @@ def pieces_of(document: Document, *, longest: int) -> Iterator[Document]:
     for number, text in enumerate(texts):
         metadata = {**document.metadata, CUT_FROM: {"id": document.id, "piece": number}}
         yield replace(document, id=f"{document.id}-{number}", text=text, metadata=metadata)
+
+
+def id_of_text(identity: str, metadata: Mapping[str, Any]) -> str:
+    """Return the id of the whole text that a document with this id and metadata is a piece of, or its own id."""
+    cut = metadata.get(CUT_FROM)
+    return str(cut["id"]) if isinstance(cut, Mapping) and "id" in cut else origin_of(identity, metadata)
 
 
 def is_later_piece(document: Document) -> bool:
