@@ -121,6 +121,23 @@ def test_id_may_contain_the_separator_of_pieces(tmp_path):
     assert history(tmp_path, "http://a#end")["dropped"] == [row]
 
 
+def test_history_of_a_long_text_is_that_of_its_pieces(tmp_path):
+    def cut(number, **metadata):
+        return {"cut_from": {"id": "7", "piece": number}, **metadata}
+
+    metadata = {"7-0": cut(0), "7-1#0": cut(1, decontamination={"of": "7-1"}), "7-x": {"cut_from": "mine"}}
+    row = {"id": "7-2", "source": "s", "step": "language", "reason": "language fr", "metadata": cut(2)}
+    copy = {"id": "b", "source": "s", "step": "near duplicates", "reason": "near", "survivor": "7-1", "jaccard": 0.9}
+    write_corpus(tmp_path, [Document(i, i, "s", m) for i, m in metadata.items()], [row, copy])
+    found = history(tmp_path, "7")
+    assert [one["id"] for one in found["kept"]] == ["7-0", "7-1#0"]
+    assert found["dropped"] == [row]
+    assert found["copies"] == [{"id": "b", "jaccard": 0.9}]
+    assert history(tmp_path, "7-2")["dropped"] == [row]
+    with pytest.raises(DataError, match="'7-1#1'"):
+        history(tmp_path, "7-1#1")
+
+
 def test_unknown_id_and_damaged_rejects_are_reported(curated, tmp_path):
     with pytest.raises(DataError, match="'nobody'"):
         history(curated, "nobody")

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from trivium.corpus.document import PIECE, Document, origin_of
 from trivium.corpus.publish.output import REJECTS
 from trivium.corpus.publish.store import DOCUMENTS, MANIFEST, documents_in, read_documents, read_manifest
+from trivium.corpus.read.cutting import TEXT_PIECE, id_of_text
 from trivium.corpus.steps import float_of
 from trivium.errors import DataError
 from trivium.provenance import STAMP, file_sha256
@@ -210,19 +211,19 @@ def reject_lines(rows: Iterable[dict[str, Any]], *, characters: int) -> list[str
 
 
 def history(curated: Path, identity: str) -> dict[str, Any]:
-    """Return the history of the document with this id, or of the one it is a piece of. Raises DataError if there is
-    none.
+    """Return the history of the document with this id, of the one it is a piece of, or of the pieces of a long text
+    with this id. Raises DataError if there is none.
 
     kept: what is left of it (id, source, metadata, text). dropped: its entries among the rejects. copies: documents
     that were dropped in its favour, with their similarity or, if they are not near duplicates, the reason.
     """
     similar = _documents_like(curated / DOCUMENTS, identity)
-    documents = [d for d in similar if identity in (d.id, origin_of(d.id, d.metadata))]
+    documents = [d for d in similar if identity in (d.id, origin_of(d.id, d.metadata), id_of_text(d.id, d.metadata))]
     kept = [{"id": d.id, "source": d.source, "metadata": d.metadata, "text": d.text} for d in documents]
-    names = (identity, origin_of(documents[0].id, documents[0].metadata) if documents else identity)
+    names = {identity, *(origin_of(d.id, d.metadata) for d in documents)}
     dropped, copies = [], []
     for row in rejects_of(curated):
-        if row["id"] in names:
+        if row["id"] in names or identity == id_of_text(row["id"], row.get("metadata", {})):
             dropped.append(row)
         elif row.get("survivor") in names:
             why = "jaccard" if "jaccard" in row else "reason"
@@ -239,7 +240,9 @@ def _documents_like(store: Path, identity: str) -> Iterator[Document]:
     """Yield the documents with this id, and those whose id looks like that of a piece of it."""
     for shard in read_manifest(store)["shards"]:
         ids = pq.read_table(store / shard["file"], columns=["id"])["id"]
-        same = pc.or_(pc.equal(ids, identity), pc.starts_with(ids, pattern=identity + PIECE))
+        same = pc.equal(ids, identity)
+        for mark in (PIECE, TEXT_PIECE):
+            same = pc.or_(same, pc.starts_with(ids, pattern=identity + mark))
         if pc.any(same).as_py():  # the texts are most of a shard, and are not read without need
             yield from documents_in(pq.read_table(store / shard["file"]).filter(same))
 

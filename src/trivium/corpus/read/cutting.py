@@ -7,6 +7,7 @@ from typing import Any
 from trivium.corpus.document import Document, origin_of
 
 CUT_FROM = "cut_from"  # metadata key of a piece: the id of the whole text, and the number of the piece from 0
+TEXT_PIECE = "-"  # separates the id of a text from the number of a piece of it
 
 _MAX_PARAGRAPH = 1 << 14  # characters; a longer paragraph is cut as well
 _SENTENCE_ENDS = (". ", "! ", "? ", "。", "！", "？")
@@ -40,7 +41,7 @@ def pieces_of(document: Document, *, longest: int) -> Iterator[Document]:
         return
     for number, text in enumerate(texts):
         metadata = {**document.metadata, CUT_FROM: {"id": document.id, "piece": number}}
-        yield replace(document, id=f"{document.id}-{number}", text=text, metadata=metadata)
+        yield replace(document, id=f"{document.id}{TEXT_PIECE}{number}", text=text, metadata=metadata)
 
 
 def id_of_text(identity: str, metadata: Mapping[str, Any]) -> str:

@@ -89,8 +89,9 @@ def where(record: Record, document: str) -> dict[str, Any]:
     pieces = data.find(document)
     if not pieces:
         raise DataError(
-            f"no training token of {record.tokens} comes from a document '{document}': it was dropped by curation, "
-            f"validates, is of a source of weight 0, or is none; {_who_knows(record, document)}"
+            f"no training token of {record.tokens} comes from a document '{document}': it was cut into pieces "
+            f"with ids of their own, dropped by curation, validates, is of a source of weight 0, or is none; "
+            f"{_who_knows(record, document)}"
         )
 
     def saw(seen: Sighting) -> dict[str, int]:
