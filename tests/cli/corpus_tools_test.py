@@ -23,6 +23,7 @@ from trivium.corpus.publish.views import differences_between
 from trivium.corpus.read.files import Input
 from trivium.corpus.read.inputs import documents_at
 from trivium.corpus.select.classifier import train
+from trivium.corpus.select.evaluation_texts import evaluation_texts
 from trivium.errors import ConfigError, DataError
 from trivium.provenance import publishing, read_stamp
 from trivium.tokens.config import TokensConfig
@@ -46,6 +47,20 @@ def stores(tmp_path):
     for name, texts in (("good", GOOD), ("bad", BAD)):
         write_documents(tmp_path / name, [Document(f"{name}{n}", t, name) for n, t in enumerate(texts)])
     return tmp_path
+
+
+def test_evaluation_texts_under_another_field_are_read_with_the_remedy_of_the_error(tmp_path):
+    given, out = tmp_path / "bench.jsonl", tmp_path / "out"
+    given.write_text(json.dumps({"question": GOOD[0]}) + "\n")
+
+    def texts(path):
+        config = CurateConfig(decontamination={"against": (str(path),)})
+        return [*evaluation_texts(tmp_path, config).values()]
+
+    with pytest.raises(DataError, match=r"harvest\.read\.text.*`trivium corpus step read`.* --set harvest\.read\.…"):
+        texts(given)
+    call("step", "read", given, out, "--set", "harvest.read.text=[question]")
+    assert texts(out) == [GOOD[0].strip()]
 
 
 def test_a_step_writes_documents_rejects_funnel_and_stamp(stores):

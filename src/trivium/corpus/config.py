@@ -228,7 +228,7 @@ class DedupConfig(Config):
 class DecontaminationConfig(Config):
     """MT-NLG's n-gram rule: evaluation text is cut out with its surroundings."""
 
-    # files and folders of evaluation texts in addition to the harvest's own passages, read as a corpus is
+    # files and folders of evaluation texts in addition to the harvest's own passages; harvest.read has its defaults
     against: Annotated[tuple[str, ...], BeforeValidator(_split)] = ()
     # words of an n-gram key
     ngram: Positive = 13

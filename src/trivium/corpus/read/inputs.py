@@ -65,7 +65,10 @@ def as_read_at(source: Input, passed_over: Counter[str] | None = None) -> Iterat
     for file in input_files(source.path):
         for item in documents_of(file, source):
             if isinstance(item, Damage):
-                raise DataError(f"{item.path}: {item.reason}; fix it, or set it aside with `trivium corpus step read`")
+                raise DataError(
+                    f"{item.path}: {item.reason}; fix it, or give the output of `trivium corpus step read`, which "
+                    f"accepts --set harvest.read.… and sets aside what cannot be read"
+                )
             if isinstance(item, PassedOver):
                 counts[item.kind] += 1
             else:
