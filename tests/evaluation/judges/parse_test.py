@@ -89,9 +89,14 @@ fluency/register - "dir"
         ("Critical:\nMajor:\nfluency/grammar - 'x'\nMinor:", -5),
         ("Critical:\naccuracy/addition - 'x'\nMajor:\naccuracy/omission", -25),
         ("Minor:\nnon-translation", -25),
-        ('Minor:\n"wäre" - fluency/grammar', -1),
+        ('Minor:\n"wäre" - fluency/grammar\n„dir“ - fluency/register', -2),
         ("Minor:\nlocale convention (date) - '3/4'\nstyle - 'x'", -2),
         (LISTED + "\nOther than that, the translation is good.", -12),
+        (LISTED + "\nOverall:\n- a good translation", -12),
+        ("Here are the errors:\n" + LISTED, -12),
+        (LISTED.replace("Critical:\n", "Critical errors: ").replace("Major:", "Major issues:"), -12),
+        (LISTED.replace("Critical:", "Critical (0):").replace("Major:", "Major (2):").replace("Minor:", "Minor"), -12),
+        (LISTED.replace("Major:", "Major mistakes").replace("Minor:", "Minor severity:"), -12),
     ],
 )
 def test_errors_are_weighted_by_the_heading_above_them(answer, score):
@@ -105,6 +110,13 @@ def test_errors_are_weighted_by_the_heading_above_them(answer, score):
         "Critical:\nMajor:\nMinor:",
         "The translation is good.",
         "accuracy/omission - 'x'\n- fluency/grammar - 'y'",  # no severity
+        LISTED.replace("Major:", "Neutral:"),  # no weight
+        LISTED.replace("Major:", "Critical or major:"),
+        LISTED.replace("Major:", "Major ones are these"),
+        LISTED.replace("Major:", "Of major severity:"),
+        LISTED.replace("Minor:", "Minor - style/awkward"),
+        "No errors.\naccuracy/omission - 'x'",  # no severity
+        LISTED + "\nOverall the accuracy/fluency is fine.",  # an error or a remark
         "Major:\n- the word 'x' is wrong",  # no category
         "<think>no-error</think>",
     ],
@@ -133,11 +145,14 @@ def test_list_of_errors_that_was_cut_is_not_parsed():
     assert prompt_named("da").parse("<think>Let me", config, cut=True).reason == "cut off at max_tokens"
 
 
-@pytest.mark.parametrize("text", ["<think>", "- ", "1 ", "score ", "score:", "accuracy ", "0 -", "(", "\n", "a" * 10])
+@pytest.mark.parametrize(
+    "text", ["<think>", "- ", "1 ", "score ", "score:", "accuracy ", "minor ", "0 -", "(", "\n", "a" * 10]
+)
 def test_long_hostile_answers_are_read_in_linear_time(text):
     answer, begin = text * (400_000 // len(text)), time.process_time()
     number_in(answer, 0, 100)
     errors_in("Minor:\n" + answer)
+    errors_in("Minor " + answer)
     assert time.process_time() - begin < 20  # quadratic time would be hours
 
 

@@ -11,13 +11,18 @@ WEIGHTS: Mapping[str, float] = {"critical": 25.0, "major": 5.0, "minor": 1.0}
 LOWEST_MQM = -25.0
 _NUMBER = re.compile(r"(?<![\w.,])[-+]?\d{1,9}(?:\.\d{1,9})?(?![\d,]*\d)(?!\.\d|\w)")
 _EMPHASIS = re.compile(r"[*_`#]+")
-_HEADING = re.compile(r"(critical|major|minor)(?:\s+errors?)?(?:\s*[:：]\s*(.*)|\s*)")
+_SEVERITY = re.compile(r"(?:critical|major|minor|neutral)\b")
+# One severity and whatever words before a colon, or alone.
+_HEADING = re.compile(
+    rf"(critical|major|minor)\b(?:(?:(?!\b{_SEVERITY.pattern})[^:：])*[:：]\s*(.*)"
+    rf"|(?:\s+(?:errors?|issues?|mistakes?|problems?|severity))?\s*(?:\(\d+\))?)"
+)
 _BULLET = re.compile(r"\A(?:[-•–—+]|\d{1,2}[.)])\s+")
 _CATEGORIES = r"accuracy|fluency|style|terminology|locale(?: convention)?|non-translation|other"
-# The category at the beginning of a line, before what is wrong; or anywhere, with its kind as "fluency/grammar".
-_CATEGORY = re.compile(
-    rf"\(?(?:{_CATEGORIES})\b\)?\s*(?:[/:(\-–—\"].*|\w+\s*[-–—:(\"].*)?\Z|.*\b(?:{_CATEGORIES})\s*/\s*\w"
-)
+# The category at the beginning of a line, before what is wrong.
+_CATEGORY = re.compile(rf"\(?(?:{_CATEGORIES})\b\)?\s*(?:[/:(\-–—\"].*|\w+\s*[-–—:(\"].*)?\Z")
+# A category anywhere, with its kind as "fluency/grammar". In a line that is not listed, it may be a remark.
+_KIND = re.compile(rf"\b(?:{_CATEGORIES})\s*/\s*\w")
 _NONE = re.compile(rf"(?:(?:{_CATEGORIES})\s*:)?[\s\"'(\[]*(?:no[- ](?:\w+[- ])?(?:errors?|issues?)\b|none\b|n/a\b).*")
 
 
@@ -64,27 +69,34 @@ def errors_in(answer: str, *, max_errors: int = 5, non_translation: NonTranslati
     """Return the MQM score of an answer that lists errors by severity: minus 25 for each critical, 5 for each major
     and 1 for each minor error, at least -25. Of more than `max_errors`, the most severe count.
 
-    An answer without errors must say so. A listed line without a known category makes an answer unparsable.
+    An answer without errors must say so. An error without a known category or severity, and a line that begins with a
+    severity and is no heading, make an answer unparsable.
     """
     found = dict.fromkeys(WEIGHTS, 0)
     severity, says_none = "", False
     for raw in without_thoughts(answer).lower().splitlines():
         stripped = _EMPHASIS.sub("", raw).strip()
         line = _BULLET.sub("", stripped, count=1)
-        is_listed = line != stripped or stripped.startswith(('"', "“", "'", "-"))
+        is_listed = line != stripped or stripped.startswith(('"', "“", "„", "«", "'", "-"))
         if heading := _HEADING.fullmatch(line):
             severity, line, is_listed = heading[1], (heading[2] or "").strip(), True
         if not line:
             continue
         if _NONE.fullmatch(line):
             says_none = True
-        elif severity and _CATEGORY.match(line):
+        elif _SEVERITY.match(line):
+            return Parsed(None, "unknown heading")
+        elif _CATEGORY.match(line) or (is_listed and _KIND.search(line)):
+            if not severity:
+                return Parsed(None, "error without severity")
             is_garbled = non_translation == "critical" and "non-translation" in line
             found["critical" if is_garbled else severity] += 1
-        elif _CATEGORY.match(line) and is_listed:
-            return Parsed(None, "error without severity")
         elif severity and is_listed:
             return Parsed(None, "error without category")
+        elif _KIND.search(line):
+            return Parsed(None, "error or remark")
+        elif line.endswith((":", "：")):
+            severity = ""  # The lines below belong to a heading without a known severity.
     if not says_none and not any(found.values()):
         return Parsed(None, "no errors and no statement that there are none")
     total, left = 0.0, max_errors
