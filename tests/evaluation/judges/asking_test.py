@@ -40,7 +40,7 @@ def test_recorded_answers_are_not_asked_for_again(tmp_path):
     record = Record.open(tmp_path / "answers.jsonl")
     replayed = judge(ITEMS, prompt_named("da"), NoBackend(), record, config, model=record.only_model())
     assert [one.line() for one in replayed] == [one.line() for one in again]
-    with pytest.raises(DataError, match="lacks 1 of the answers"):
+    with pytest.raises(DataError, match="lacks 1 of the answers, the first about system 'A', segment '9'"):
         judge([*ITEMS, Item("A", "9", "s", "t")], prompt_named("da"), NoBackend(), record, config, model="made")
 
 
@@ -71,7 +71,8 @@ def test_what_was_answered_before_a_failure_is_kept(tmp_path):
         return completion("50") if number(body) < 3 else (500, {"error": "overloaded"}, {})
 
     pauses = []
-    with serving(reply) as (url, _), pytest.raises(MachineError, match="HTTP 500.*overloaded.*3 times"):
+    failed = "HTTP 500.*overloaded.*asked 3 times about system 'A', segment '3'"
+    with serving(reply) as (url, _), pytest.raises(MachineError, match=failed):
         ask(tmp_path, url, pauses=pauses, requests=1)
     assert len(Record.open(tmp_path / "answers.jsonl").answers) == 3
     assert len(pauses) == 2 and pauses[1] > pauses[0]
@@ -163,6 +164,17 @@ def test_refusals_are_not_repeated(tmp_path, status, message):
     assert len(bodies) == 1  # a redirect is not followed: it could take the key to another host
 
 
+def test_refusal_of_one_item_names_its_row_and_without_it_the_others_get_scores(tmp_path):
+    def reply(body, _):
+        return (400, {"error": "context length exceeded"}, {}) if number(body) == 2 else completion("50")
+
+    refused = r"about system 'A', segment '2' \(HTTP 400: .*context length.*leave out this row"
+    with serving(reply) as (url, _), pytest.raises(ConfigError, match=refused):
+        ask(tmp_path, url, requests=1)
+    with serving(reply) as (url, _):
+        assert [one.score for one in ask(tmp_path, url, ITEMS[:2] + ITEMS[3:])] == [50] * 4
+
+
 def test_response_without_text_is_an_unparsable_answer(tmp_path):
     with serving(lambda body, _: completion(None)) as (url, _):
         (found,) = ask(tmp_path, url, ITEMS[:1], attempts=1)
@@ -172,7 +184,9 @@ def test_response_without_text_is_an_unparsable_answer(tmp_path):
 def test_endpoint_that_does_not_answer_is_given_up(tmp_path):
     silence = threading.Event()
     with serving(lambda body, _: silence.wait(5) or completion("70")) as (url, _):
-        with pytest.raises(MachineError, match=r"no answer in 0.2 s, 2 times; run the same command again"):
+        with pytest.raises(
+            MachineError, match=r"no answer in 0.2 s, asked 2 times about .*; run the same command again"
+        ):
             ask(tmp_path, url, ITEMS[:1], timeout_seconds=0.2, retries=1)
         silence.set()
 

@@ -28,11 +28,17 @@ _SEEDS = 1 << 31  # endpoints read 32 bits
 
 
 class Question(NamedTuple):
-    """Messages, the settings that are sent with them, and the key of their answer in the record."""
+    """Messages, the settings that are sent with them, and the key of their answer in the record. item: for errors."""
 
     key: str
     messages: tuple[Message, ...]
     settings: Mapping[str, Any]
+    item: Item
+
+    @property
+    def about(self) -> str:
+        """The item as an error names it."""
+        return f"system {self.item.system!r}, segment {self.item.segment!r}"
 
 
 @dataclass(frozen=True)
@@ -71,8 +77,8 @@ class NoBackend:
     def answer(self, questions: Sequence[Question]) -> Iterator[tuple[Question, Answer]]:
         """Raise DataError, as an answer is missing."""
         raise DataError(
-            f"the record lacks {len(questions):,} of the answers; give --endpoint or --model to ask for them, and the "
-            f"--model-name and settings of the recorded answers"
+            f"the record lacks {len(questions):,} of the answers, the first about {questions[0].about}; give "
+            f"--endpoint or --model to ask for them, and the --model-name and settings of the recorded answers"
         )
         yield
 
@@ -203,7 +209,7 @@ def judge(
             settings = settings_of(config, sample, attempt)
             messages = conversations[number]
             key = fingerprint([model, [list(message) for message in messages], settings])
-            questions[number, sample] = Question(key, messages, settings)
+            questions[number, sample] = Question(key, messages, settings, items[number])
         new = {q.key: q for q in questions.values() if q.key not in record.answers}
         note = "answers" if attempt == 0 else f"answers, attempt {attempt + 1}"
         for done, (question, answer) in enumerate(backend.answer(list(new.values())) if new else (), 1):

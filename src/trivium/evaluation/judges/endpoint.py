@@ -118,18 +118,18 @@ class Endpoint:
         data = json.dumps({"model": self._model, "messages": messages, **question.settings}).encode()
         for attempt in range(self._config.retries + 1):
             try:
-                return self._request(data)
+                return self._request(data, question)
             except _Failed as failed:
                 reason, wanted = str(failed), failed.pause
             pause = FIRST_PAUSE_SECONDS * 2**attempt * random.uniform(0.5, 1.0)
             if attempt == self._config.retries or self._wait(min(max(pause, wanted), LONGEST_PAUSE_SECONDS)):
                 break
         raise MachineError(
-            f"--endpoint {self._url}: {reason}, {counted(attempt + 1, 'time')}; run the same command again to continue "
-            f"with the answers that are recorded"
+            f"--endpoint {self._url}: {reason}, asked {counted(attempt + 1, 'time')} about {question.about}; run the "
+            f"same command again to continue with the answers that are recorded"
         )
 
-    def _request(self, data: bytes) -> Answer:
+    def _request(self, data: bytes, question: Question) -> Answer:
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if self._key is not None:
             headers["Authorization"] = f"Bearer {self._key}"
@@ -139,7 +139,7 @@ class Endpoint:
             with self._opener.open(request, timeout=self._config.timeout_seconds) as response:
                 return _answer_in(self._read(response, deadline))
         except urllib.error.HTTPError as error:
-            raise self._refusal(error, deadline) from None
+            raise self._refusal(error, question) from None
         except TimeoutError:
             raise _Failed(f"no answer in {self._config.timeout_seconds:g} s") from None
         except (OSError, http.client.HTTPException) as error:
@@ -156,7 +156,7 @@ class Endpoint:
                 raise TimeoutError(f"after {self._config.timeout_seconds:g} s")
         return content
 
-    def _refusal(self, error: urllib.error.HTTPError, deadline: float) -> Exception:
+    def _refusal(self, error: urllib.error.HTTPError, question: Question) -> Exception:
         try:
             said = self._hidden(error.read1(BLOCK_BYTES).decode("utf-8", "replace"))
         except (OSError, http.client.HTTPException):
@@ -168,8 +168,8 @@ class Endpoint:
             remedy = "name the variable that contains the key as --key-variable" if self._key is None else "give a key"
             return ConfigError(f"--endpoint {self._url} refused the key (HTTP {error.code}: {shown(said)}); {remedy}")
         return ConfigError(
-            f"--endpoint {self._url} refused the request (HTTP {error.code}: {shown(said, 500)}); correct the address, "
-            f"--model-name or the settings"
+            f"--endpoint {self._url} refused the request about {question.about} (HTTP {error.code}: "
+            f"{shown(said, 500)}); correct the address, --model-name or the settings, or leave out this row"
         )
 
     def _hidden(self, text: str) -> str:

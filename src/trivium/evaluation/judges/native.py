@@ -39,7 +39,7 @@ class Native:
         if room < 1:
             raise DataError(
                 f"a prompt has {len(prompt):,} tokens, and the model reads {self._scorer.sequence:,}; give a model "
-                f"with a longer sequence, or leave out the item that begins {question.messages[-1].content[:60]!r}"
+                f"with a longer sequence, or leave out the row of {question.about}"
             )
         choice = Choice(settings.get("temperature", 1.0), 0, settings["top_p"], settings["seed"])
         return Draft(prompt, choice, self._done, min(room, settings["max_tokens"]))
