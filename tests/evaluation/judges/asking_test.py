@@ -142,6 +142,7 @@ def test_samples_are_averaged_over_those_that_were_parsed(tmp_path):
         (200, b"not JSON", {}),
         (200, {"choices": []}, {}),
         (200, {"choices": [{"message": "x"}]}, {}),
+        (200, {"choices": [{"message": {"content": ["85"]}}]}, {}),
         (429, {"error": "slow down"}, {"Retry-After": "9"}),
         (503, b"\xff\xfe", {}),
     ],
@@ -179,6 +180,22 @@ def test_response_without_text_is_an_unparsable_answer(tmp_path):
     with serving(lambda body, _: completion(None)) as (url, _):
         (found,) = ask(tmp_path, url, ITEMS[:1], attempts=1)
     assert found.score is None
+
+
+def test_parts_of_a_text_are_its_answer_without_the_thoughts(tmp_path):
+    thoughts = {"type": "thinking", "thinking": [{"type": "text", "text": "40?"}]}
+    parts = [thoughts, {"type": "text", "text": "8"}, {"type": "text", "text": "5"}]
+    with serving(lambda body, _: completion(parts)) as (url, _):
+        (found,) = ask(tmp_path, url, ITEMS[:1])
+    assert found.score == 85
+
+
+def test_error_in_a_successful_response_is_shown_without_the_key(tmp_path):
+    for before in range(400, 435, 5):  # The message is cut inside of some of the keys.
+        response = 200, {"error": {"message": f"quota of {KEY} exceeded {'.' * before} {KEY}"}}, {}
+        with serving(lambda body, _, response=response: response) as (url, _), pytest.raises(MachineError) as caught:
+            ask(tmp_path, url, ITEMS[:1], key=KEY, retries=0)
+        assert "quota of *** exceeded" in str(caught.value) and KEY[:8] not in str(caught.value)
 
 
 def test_endpoint_that_does_not_answer_is_given_up(tmp_path):

@@ -120,7 +120,8 @@ class Endpoint:
             try:
                 return self._request(data, question)
             except _Failed as failed:
-                reason, wanted = str(failed), failed.pause
+                # Hidden before it is shortened, which could leave a part of the key.
+                reason, wanted = shown(self._hidden(str(failed)), 500), failed.pause
             pause = FIRST_PAUSE_SECONDS * 2**attempt * random.uniform(0.5, 1.0)
             if attempt == self._config.retries or self._wait(min(max(pause, wanted), LONGEST_PAUSE_SECONDS)):
                 break
@@ -144,7 +145,7 @@ class Endpoint:
             raise _Failed(f"no answer in {self._config.timeout_seconds:g} s") from None
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
-            raise _Failed(self._hidden(f"{type(reason).__name__}: {reason}")) from None
+            raise _Failed(f"{type(reason).__name__}: {reason}") from None
 
     def _read(self, response: Any, deadline: float) -> bytes:
         content = b""
@@ -163,7 +164,7 @@ class Endpoint:
             said = ""
         if error.code in WORTH_REPEATING:
             after = error.headers.get("Retry-After", "")
-            return _Failed(f"HTTP {error.code}: {shown(said)}", float(after) if after.isdecimal() else 0.0)
+            return _Failed(f"HTTP {error.code}: {said}", float(after) if after.isdecimal() else 0.0)
         if error.code in REFUSED_KEY:
             remedy = "name the variable that contains the key as --key-variable" if self._key is None else "give a key"
             return ConfigError(f"--endpoint {self._url} refused the key (HTTP {error.code}: {shown(said)}); {remedy}")
@@ -181,18 +182,24 @@ def _answer_in(content: bytes) -> Answer:
     try:
         tree: Any = parse_json(content)
         choice = tree["choices"][0]
-        text = choice["message"].get("content")
         usage = tree.get("usage") or {}
         details = usage.get("completion_tokens_details") or {}
         return Answer(
-            text if isinstance(text, str) else "",
+            _text_of(choice["message"].get("content")),
             _count(usage.get("prompt_tokens")),
             _count(usage.get("completion_tokens")),
             _count(details.get("reasoning_tokens")),
             cut=choice.get("finish_reason") == "length",
         )
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        raise _Failed(f"the response is no chat completion ({type(error).__name__})") from None
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+        raise _Failed(f"the response is no chat completion: {content.decode('utf-8', 'replace')}") from None
+
+
+def _text_of(content: Any) -> str:
+    """Return the text of a message, which reasoning models send as a list of parts next to their thoughts."""
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    texts = (part.get("text") for part in parts if part.get("type") == "text")
+    return "".join(text for text in texts if isinstance(text, str))
 
 
 def _count(value: Any) -> int | None:
