@@ -20,6 +20,7 @@ from trivium.units import counted, shown
 from trivium.untrusted import parse_json
 
 MAX_ANSWER_BYTES = 4 << 20
+MAX_TOKENS = 1 << 53  # a larger count is not one
 BLOCK_BYTES = 1 << 16
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0
 WORTH_REPEATING = (408, 409, 425, 429, 500, 502, 503, 504, 529)
@@ -203,4 +204,4 @@ def _text_of(content: Any) -> str:
 
 
 def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and value >= 0 else None
+    return value if type(value) is int and 0 <= value <= MAX_TOKENS else None
