@@ -15,6 +15,7 @@ from trivium.evaluation.judges.agreement import (
     p_values,
     pairs_of,
     resamples,
+    rounded,
     segment_correlations,
     soft_accuracy,
     system_accuracy,
@@ -90,6 +91,19 @@ def test_tie_calibration_equals_its_definition_with_missing_scores(seed):
         assert np.nanmean(pairs_of(human, judge).by_segment(threshold)) == pytest.approx(accuracy)
     best = max(expected.values())
     assert found.threshold == next(t for t, a in expected.items() if a > best - 1e-9)
+
+
+@pytest.mark.parametrize("scale", [1, 10, 0.3, 1e-200, 1e200])
+def test_equal_differences_of_a_judge_become_ties_together(scale):
+    human, judge = np.array([[0.0, 0], [1, 0]]), np.array([[0.1, 0.2], [0.2, 0.3]]) * scale
+    found = tie_calibration(human, judge)
+    assert len(found.thresholds) == 2 and found.accuracy == 0.5
+
+
+def test_scores_that_differ_by_rounding_alone_are_tied():
+    sums = np.array([[0.1 + 0.2, 1.0 + 0.1 + 0.1], [0.3, 0.1 + 0.1 + 1.0], [0.4, 1.3]])
+    assert len(np.unique(sums)) == 6 and len(np.unique(rounded(sums, sums))) == 4
+    assert tie_calibration(sums, np.round(sums, 9)).accuracy == 1
 
 
 def test_published_matrices_of_tie_calibration():

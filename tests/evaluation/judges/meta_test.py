@@ -43,6 +43,16 @@ def test_every_measure_has_a_value_and_an_interval_around_it():
             assert high - low < 0.4, name
 
 
+def test_order_in_which_weights_were_added_changes_no_measure():
+    human = np.array([[1.0 + 0.1 + 0.1, 3, 2, 1], [0.1 + 0.1 + 1.0, 2, 2, 0.1 + 0.2], [0, 1, 1, 0.3]])
+    assert human[0, 0] != human[1, 0] and human[1, 3] != human[2, 3]
+    found = [
+        meta(ratings("people", scores), [ratings("judge", np.round(human))], CONFIG)["judges"]
+        for scores in (human, human.round(3))
+    ]
+    assert found[0] == found[1]
+
+
 def test_known_correlations_are_inside_their_intervals_as_often_as_the_confidence_says():
     # Of h and h + noise, for normal h of variance 1.
     r = 1 / math.sqrt(1 + 0.8**2)

@@ -8,6 +8,7 @@ Ones give the measure itself, and counts of draws with replacement give its boot
 if the measure is undefined, such as a correlation with a constant.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -192,12 +193,19 @@ def normal_p(total: Floats, squares: Floats) -> Floats:
     return np.asarray(np.where(some, found, 1.0))
 
 
+def rounded(values: Floats, scores: Floats) -> Floats:
+    """Return values rounded to ten digits of the largest of `scores`. Equal decimal fractions then are equal numbers,
+    in whatever way they were added up or subtracted."""
+    largest = float(np.nanmax(np.abs(scores), initial=0.0))
+    return np.round(values, min(9 - math.floor(math.log10(largest)), 300)) if largest else values
+
+
 def pairs_of(human: Floats, judge: Floats) -> Pairs:
     """Return all pairs of systems on each segment, ordered by the judge's difference."""
     segments = human.shape[1]
     parts: list[tuple[Floats, NDArray[np.bool_], NDArray[np.bool_], NDArray[np.int64]]] = []
     for i in range(len(human) - 1):
-        of_human, of_judge = human[i] - human[i + 1 :], judge[i] - judge[i + 1 :]
+        of_human, of_judge = (rounded(scores[i] - scores[i + 1 :], scores) for scores in (human, judge))
         there = np.isfinite(of_human) & np.isfinite(of_judge)
         h, m = of_human[there], of_judge[there]
         parts.append((np.abs(m), np.sign(h) == np.sign(m), h == 0, np.nonzero(there)[1]))

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from trivium.errors import DataError
-from trivium.evaluation.judges.agreement import Floats, measures, resamples, tie_calibration
+from trivium.evaluation.judges.agreement import Floats, measures, resamples, rounded, tie_calibration
 from trivium.evaluation.judges.compare import compare
 from trivium.evaluation.judges.config import MetaConfig
 from trivium.evaluation.judges.ratings import Key, Ratings, mean_of
@@ -103,7 +103,7 @@ def _check(human: Ratings, judges: Sequence[Ratings], keys: Sequence[Key], witho
 def _matrix(places: tuple[Any, ...], shape: tuple[int, int], values: Sequence[float | None]) -> Floats:
     found = np.full(shape, np.nan)
     found[places] = [np.nan if value is None else value for value in values]
-    return found
+    return rounded(found, found)
 
 
 def _scores(judge: Ratings, keys: Sequence[Key], policy: Policy) -> list[float | None]:
