@@ -42,6 +42,7 @@ def test_one_clear_number_is_the_score(answer, score):
         ("Score: 80, or rather score: 90", "several numbers"),
         ("101", "number outside of the scale"),
         ("-5", "number outside of the scale"),
+        ("−85", "number outside of the scale"),
         ("4,5", "no number"),  # 4.5, or 4 and 5
         ("1.2.3", "no number"),
         ("<think>85", "no number"),

@@ -48,7 +48,7 @@ def number_in(answer: str, lowest: float, highest: float, *, label: str = "score
     The scale itself ("/100", "out of 5", "(1-5)") is not a second number. If there are several, the only one that
     follows `label` or "score" and a colon counts. at_start: only a number at the very beginning counts, as in G-Eval.
     """
-    text = _EMPHASIS.sub("", without_thoughts(answer)).strip()
+    text = _EMPHASIS.sub("", without_thoughts(answer)).strip().replace("−", "-")
     top, bottom = f"{highest:g}", f"{lowest:g}"
     text = re.sub(rf"\(?\b{re.escape(bottom)}\s*(?:-|–|to)\s*{re.escape(top)}\b\)?", " ", text)
     text = re.sub(rf"(?<=\d)\s*(?:/|out of)\s*{re.escape(top)}(?!\.?\d)", " ", text)
