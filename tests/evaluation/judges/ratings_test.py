@@ -117,7 +117,11 @@ def test_rows_need_source_output_and_system(tmp_path):
 
 def test_scores_that_are_not_finite_or_given_twice_are_refused(tmp_path):
     row = {"system": "A", "segment": "1", "score": 0.5}
-    for second, message in (({**row}, "a second time"), ({**row, "segment": "2", "score": "x"}, "no finite number")):
+    for second, message in (
+        (row, "a second time"),
+        ({**row, "segment": "2", "score": "x"}, "no finite number"),
+        ({**row, "segment": None}, "segment is missing"),
+    ):
         with pytest.raises(DataError, match=rf"line 2.*{message}"):
             read_ratings(write(tmp_path / "scores.jsonl", [json.dumps(row), json.dumps(second)]))
     with pytest.raises(DataError, match="contains no score"):

@@ -299,9 +299,9 @@ def _lines_of_scores(path: Path, aspect: str | None) -> dict[Key, tuple[float | 
             given = [_aspect({"scores": expert}, aspect, where) for expert in experts]
             scores: tuple[float | None, ...] = (mean_of(given),)
         else:
-            key = _text(row, "system", where), str(row.get("segment", ""))
-            if not key[1]:
+            if row.get("segment") in (None, ""):
                 raise DataError(f"{where}: segment is missing; {REMEDY}")
+            key = _text(row, "system", where), str(row["segment"])
             name = aspect if aspect is not None and aspect in row else "score"
             if "scores" not in row and name not in row:
                 raise DataError(f"{where} has no score, only {shown(', '.join(row))}; {REMEDY}")
