@@ -140,8 +140,8 @@ class _Asked:
 def evaluate(given: _Asked) -> None:
     """Score held-out tasks zero- and few-shot; or published ones, beside the paper's figures.
 
-    MODEL may also be a file of predictions for HANS (0 or 1 a pair). With it, --set overrides shots_drawn, confidence,
-    resamples and tokenizer (its path) too: --set confidence=0.9.
+    With MODEL, --set overrides shots_drawn, confidence, resamples and tokenizer (its path) too: --set confidence=0.9.
+    MODEL may also be a file of predictions for HANS (0 or 1 a pair), which takes no --set.
     """
     target, data, json = given.target, given.data, given.json
     assert target is not None, "without a target the station of the run works"
