@@ -42,7 +42,7 @@ def masked(text, config):
 
 @pytest.mark.parametrize(("kind", "text"), [(kind, text) for kind, texts in PERSONAL.items() for text in texts])
 def test_every_form_is_masked_and_counted_once(kind, text):
-    for around in ("{}", "call {} now", "see ({}), please.", "first:\n{}\nlast"):
+    for around in ("{}", "call {} now", "see ({}), please.", "it is {}.", "first:\n{}\nlast"):
         found_text, found = masked(around.format(text), PrivacyConfig())
         assert found == {kind: 1}
         assert found_text == around.format(f"[{kind.upper()}]")
