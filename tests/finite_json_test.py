@@ -8,6 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trivium.corpus.document import Document
+from trivium.corpus.publish.store import documents_table
+from trivium.corpus.steps import reject_line
 from trivium.finite import dumps, finite
 from trivium.provenance import write_json
 from trivium.report.embed import embedded_json
@@ -44,6 +47,12 @@ def test_finite_data_is_written_as_by_the_standard_library():
     assert dumps({"b": (np.float64("nan"), 1)}) == '{"b": [null, 1]}'
 
 
+@pytest.mark.parametrize("text", ["whole", "half a character \ud800"])
+def test_rejects_of_a_corpus_have_null_for_non_finite_numbers(text):
+    line = reject_line(Document("a", text, "s", {"x": math.nan, "y": [math.inf]}), "read", "why")
+    assert json.loads(line, parse_constant=refuse)["metadata"] == {"x": None, "y": [None]}
+
+
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, np.float64("nan")])
 def test_every_results_writer_replaces_non_finite_numbers(tmp_path, number):
     results = {"loss": number, "tasks": {"cloze": [{"0": (number, 0.5)}]}}
@@ -51,5 +60,6 @@ def test_every_results_writer_replaces_non_finite_numbers(tmp_path, number):
     write_json(tmp_path / "results.json", results)
     metrics.append(tmp_path / "metrics.jsonl", results)
     texts = [(tmp_path / "results.json").read_text(), (tmp_path / "metrics.jsonl").read_text()]
+    texts += documents_table([Document("a", "text", "s", results)])["metadata"].to_pylist()
     for text in [*texts, embedded_json(results)]:
         assert json.loads(text, parse_constant=refuse) == expected

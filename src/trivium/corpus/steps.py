@@ -1,7 +1,6 @@
 """Steps that keep, change or drop single documents, and the funnel that counts the result of each step."""
 
 import gzip
-import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from pydantic_core import PydanticSerializationError, to_json
 from trivium.corpus.config import CurateConfig
 from trivium.corpus.document import Damage, Document, PassedOver
 from trivium.corpus.read.files import relative_name
+from trivium.finite import dumps
 
 _BATCH_CHARACTERS = 1 << 20  # judged in one batch: enough for kernels, and small enough for the CPU's cache
 
@@ -227,9 +227,9 @@ def reject_line(document: Document, step: str, reason: str, **detail: Any) -> by
     row = {"id": document.id, "source": document.source, "step": step, "reason": reason, **detail}
     row |= {"metadata": document.metadata, "text": document.text}
     try:
-        return to_json(row) + b"\n"
+        return to_json(row, inf_nan_mode="null") + b"\n"
     except PydanticSerializationError:  # lone surrogates, which only the standard library writes
-        return json.dumps(row, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+        return dumps(row, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
 
 
 def packed_lines(lines: list[bytes]) -> bytes:

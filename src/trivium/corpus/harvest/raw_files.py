@@ -1,7 +1,6 @@
 """The raw files of a harvest: pages in WARC files and texts in JSON lines, in files of bounded size."""
 
 import gzip
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 from trivium.corpus.config import ReadConfig
 from trivium.corpus.document import RAW, Document
 from trivium.corpus.read.warc import DEFAULT_DATE, Page, write_warc
+from trivium.finite import dumps
 
 WARC_FOLDER, JSONL_FOLDER = "warc", "jsonl"
 # Curation reads these files with limits that nothing exceeds: the harvest has applied its own limits already.
@@ -48,7 +48,7 @@ class RawFiles:
         else:
             kept = {key: value for key, value in metadata.items() if key != RAW}
             row = {"id": document.id, "text": document.text, "source": document.source, "metadata": kept}
-            line = json.dumps(row, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+            line = dumps(row, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
             self._append(JSONL_FOLDER, line, len(line))
 
     def close(self) -> None:

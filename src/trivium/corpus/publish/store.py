@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from trivium.corpus.document import Document
 from trivium.corpus.read.parquet_headers import footer_problem
 from trivium.errors import DataError
+from trivium.finite import dumps
 from trivium.provenance import file_sha256, read_described, write_json
 from trivium.untrusted import open_regular, read_json
 
@@ -35,7 +36,6 @@ PACKING: Mapping[str, Any] = MappingProxyType(
 )
 # For tables that are read once and then deleted.
 PASSING_PACKING: Mapping[str, Any] = MappingProxyType({**PACKING, "compression": "lz4"})
-_JSON = json.JSONEncoder(sort_keys=True, ensure_ascii=False)
 
 
 def write_documents(directory: Path, documents: Iterable[Document], *, shard_bytes: int = 64 << 20) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def documents_table(documents: Sequence[Document]) -> pa.Table:
         "id": [d.id for d in documents],
         "source": [d.source for d in documents],
         "text": [d.text for d in documents],
-        "metadata": [_JSON.encode(d.metadata) for d in documents],
+        "metadata": [dumps(d.metadata, sort_keys=True, ensure_ascii=False) for d in documents],
     }
     return pa.table(columns, schema=SCHEMA)
 
