@@ -189,14 +189,16 @@ def discard(folder: Path) -> None:
     """Delete a folder of pieces if trivium created it. It is renamed first, so that a kill leaves no incomplete
     folder under its name."""
     old = _doomed(folder)
-    _delete_pieces(old)
+    finish_discarding(folder)
     with suppress(OSError):
         if _holds_pieces(folder) and not os.path.lexists(old):
             folder.rename(old)
-    _delete_pieces(old)
+    finish_discarding(folder)
 
 
-def _delete_pieces(old: Path) -> None:
+def finish_discarding(folder: Path) -> None:
+    """Delete what a killed `discard` of this folder has left."""
+    old = _doomed(folder)
     if _holds_pieces(old):
         _delete(old, last=JOB)
 

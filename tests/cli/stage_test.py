@@ -14,7 +14,7 @@ from trivium.cli.stage import STARTED, Gone, Run, Stage, perform
 from trivium.cli.workspace import Workspace, read_result
 from trivium.config import read_preset, to_tree
 from trivium.errors import CheckpointError, ConfigError, DataError, MachineError
-from trivium.provenance import STAMP, read_stamp, stamp_hash
+from trivium.provenance import JOB, STAMP, read_stamp, stamp_hash, write_json
 
 
 class Bench:
@@ -62,6 +62,14 @@ def test_a_finished_stage_is_skipped_and_says_so(bench: Bench, capsys):
     capsys.readouterr()
     assert bench.walk() == []
     assert capsys.readouterr().out.count("up to date") == 2
+
+
+def test_pieces_that_a_kill_left_half_deleted_are_deleted_when_the_stage_is_skipped(bench: Bench):
+    bench.walk()
+    left = bench.root / ".curated.work.old"
+    left.mkdir()
+    write_json(left / JOB, {"trivium": "0.1.0"})
+    assert bench.walk() == [] and not left.exists()
 
 
 def test_a_stage_is_done_again_when_its_own_section_changes(bench: Bench):

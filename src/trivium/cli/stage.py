@@ -20,7 +20,16 @@ from trivium.config import Tree, differences, to_tree
 from trivium.errors import CheckpointError, ConfigError, DataError, MachineError
 from trivium.plan.plan import Plan
 from trivium.progress import Progress
-from trivium.provenance import STAMP, describe, publishing, stage_key, stamp_hash, write_json
+from trivium.provenance import (
+    STAMP,
+    describe,
+    finish_discarding,
+    publishing,
+    stage_key,
+    stamp_hash,
+    work_of,
+    write_json,
+)
 from trivium.training.metrics import warn
 
 if TYPE_CHECKING:
@@ -211,6 +220,7 @@ def perform(stage: Stage, run: Run, *, redo: bool = False) -> None:
     """
     directory = run.at.folder(stage.folder)
     if not redo and is_current(stage, run):
+        finish_discarding(work_of(directory))
         say(f"{stage.name}: up to date in {directory}, skipped")
         return
     state = "anew" if redo else state_of(stage, run)
