@@ -104,6 +104,26 @@ def test_under_torchrun_the_ranks_of_this_host_are_known():
     assert (host_found(HIDDEN).first_rank, host_found(HIDDEN).ranks) == (0, 0)
 
 
+def test_host_of_several_is_priced_as_the_one_whose_ranks_torchrun_names():
+    sets = ("plan.layout.data=64", "plan.zero=3", "plan.batch.sequences=512", "plan.batch.micro=1", "machine=dgx-h100")
+    given, node = Given("llama-3-8b", sets), Host(112, 1 << 40, (("NVIDIA H100", 80 << 30),) * 8)
+    by_torchrun = Host(112, 1 << 40, node.accelerators, 8, 8)
+    lines = host_lines(given, 1000, ["train"], insists=False, host=node, hosts=8)
+    assert lines == host_lines(given, 1000, ["train"], insists=False, host=by_torchrun)
+
+
+def test_each_of_several_hosts_is_priced_for_its_share_of_the_ranks(call, monkeypatch, tmp_path):
+    monkeypatch.setattr(this_host, "memory_bytes", lambda: 12 << 30)
+    monkeypatch.setattr(this_host, "cores", lambda: 64)
+    words = ["train", "--dry-run", "--out", str(tmp_path / "run"), "--preset", "gpt-125m", "--set", "training.steps=9"]
+    assert call(*words).returncode == MachineError.exit_code
+    assert ": 1 rank of this plan needs" in call(*words, "--hosts", "1:8").stdout
+    refused = call(*words, "--hosts", "1:8", "--set", "plan.batch.micro=16")
+    assert refused.returncode == MachineError.exit_code
+    typed = refused.stderr.partition("in time: trivium ")[2].partition("\n")[0]
+    assert "--hosts 1:8" in typed and call(*shlex.split(typed), "--dry-run").returncode == 0
+
+
 def test_gpus_are_those_that_nvidia_smi_tells_and_that_are_visible(monkeypatch, tmp_path):
     smi = tmp_path / "nvidia-smi"
     smi.write_text("#!/bin/sh\necho '1024, NVIDIA A'\necho '2048, NVIDIA B'\n")

@@ -76,6 +76,16 @@ def test_under_torchrun_a_host_needs_memory_for_its_own_ranks_alone(gpt):
     assert halves[0].seconds < all_of_it.seconds  # two hosts have twice the cores
 
 
+def test_host_whose_place_is_not_known_needs_the_memory_of_the_fullest_ranks():
+    plan = resolve(Given("gpt-125m", ("plan.layout.pipeline=4", "plan.layout.data=2"), 1)).plan
+    for host in (LAPTOP, replace(LAPTOP, accelerators=(A100,) * 2)):
+        places = [judge(plan, 1, replace(host, first_rank=first, ranks=2), SELENE) for first in range(0, 8, 2)]
+        anywhere = judge(plan, 1, replace(host, first_rank=None, ranks=2), SELENE)
+        assert len({place.needed_bytes for place in places}) > 1
+        assert anywhere.needed_bytes == max(place.needed_bytes for place in places)
+        assert anywhere.seconds == places[0].seconds
+
+
 def test_the_nearest_settings_are_those_that_change_least_and_pass(gpt):
     def judged(change):
         other = resolve(Given("gpt-125m", change.sets, change.ranks))

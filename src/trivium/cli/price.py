@@ -5,6 +5,7 @@ import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from textwrap import wrap
 from typing import Annotated, Any
@@ -129,16 +130,20 @@ def verdict_here(config: RunConfig, steps: int, host: Host) -> Verdict:
     return judge(config.plan, steps, host, planned, config.search.memory_fraction, passes)
 
 
-def host_lines(given: Given, steps: int, words: Sequence[str], *, insists: bool, host: Host | None = None) -> list[str]:
+def host_lines(
+    given: Given, steps: int, words: Sequence[str], *, insists: bool, host: Host | None = None, hosts: int = 1
+) -> list[str]:
     """Return what this host takes for the remaining steps; MachineError if it cannot, unless the user insists.
 
     The refusal names the nearest settings that the host can run. words: how the command begins, before its settings.
-    host: by default the one this runs on.
+    host: by default the one this runs on. hosts: that share the ranks equally, where no launcher has placed them yet.
     """
     host = host or host_found()
     if host is None:
         return ["this host: its accelerators do not answer nvidia-smi, so memory and hours were not checked"]
     config = resolve(given)
+    if hosts > 1 and not host.ranks:
+        host = replace(host, first_rank=None, ranks=config.plan.layout.world_size // hosts)
     found = verdict_here(config, steps, host)
     if found.problems and not insists:
         raise MachineError(_refusal(given, config, steps, words, host, found))

@@ -134,10 +134,12 @@ def train(asked: Asked) -> None:
     if raw is not None and under_torchrun(os.environ):
         first = shlex.join(["trivium", "corpus", "run", given.preset, "--data", raw, "--out", str(out)])
         raise ConfigError(f"--data {raw}: every process of this job would prepare it; run `{first}` before the job")
+    hosts = 1
     if asked.hosts is not None:
         from trivium.cli.hosts import host_counts
 
-        host_counts(asked.hosts, resolve(given).plan)
+        hosts = host_counts(asked.hosts, resolve(given).plan)[1]
+        words = (*words, "--hosts", asked.hosts)
     if asked.dry_run:
         lines, problems = dry_run_lines(given)
         for line in [*lines, *([] if problems else _never_read(given, tokens or out / "tokens"))]:
@@ -149,14 +151,16 @@ def train(asked: Asked) -> None:
             prepare(out, given, raw, dry_run=True, redo=redo)
         for line in would(out, given, tokens) if raw is None else ():
             say(line)
-        check_host(open_run(out, given, tokens=tokens), given, insists=asked.any_machine, redo=redo, words=words)
+        check_host(
+            open_run(out, given, tokens=tokens), given, insists=asked.any_machine, redo=redo, words=words, hosts=hosts
+        )
         say(NOTHING_DONE)
         return
     run, weights = with_weights(open_run(out, given, tokens=tokens))
     if raw is not None:
         check_data(out, given, raw, sets)
     if os.environ.get("LOCAL_RANK", "0") == "0":
-        check_host(run, given, insists=asked.any_machine, redo=redo, words=words)
+        check_host(run, given, insists=asked.any_machine, redo=redo, words=words, hosts=hosts)
     if raw is not None:
         prepare(out, given, raw, redo=redo)
         run = replace(run, tokens=None)
@@ -198,14 +202,16 @@ def would(out: Path, given: Given, tokens: Path | None) -> list[str]:
     return [words[state]]
 
 
-def check_host(run: Run, given: Given, *, insists: bool, redo: bool = False, words: Sequence[str] = ("train",)) -> None:
+def check_host(
+    run: Run, given: Given, *, insists: bool, redo: bool = False, words: Sequence[str] = ("train",), hosts: int = 1
+) -> None:
     """Say what the rest of the training takes on this host; MachineError if it cannot run here. words: how the command
-    begins."""
+    begins. hosts: that share its ranks."""
     if steps := steps_left(run, redo=redo):
         words = [*words] if run.at.root == DEFAULT_OUT else [*words, "--out", str(run.at.root)]
         if run.folder("tokens") != run.at.folder("tokens"):
             words += ["--tokens", str(run.folder("tokens"))]
-        for line in host_lines(given, steps, words, insists=insists):
+        for line in host_lines(given, steps, words, insists=insists, hosts=hosts):
             say(line)
 
 

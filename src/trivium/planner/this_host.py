@@ -19,12 +19,13 @@ PROCESS_BYTES = 150 << 20  # memory of a process with torch before any tensor (P
 @dataclass(frozen=True)
 class Host:
     """Free resources of a host. accelerators: name and bytes of memory of each usable device. first_rank, ranks: the
-    ranks of the job that this host runs; 0 ranks: all of them."""
+    ranks of the job that this host runs; 0 ranks: all of them. first_rank None: not known yet, so that the host needs
+    the memory of the fullest ranks."""
 
     cores: int
     memory_bytes: int
     accelerators: tuple[tuple[str, int], ...] = ()
-    first_rank: int = 0
+    first_rank: int | None = 0
     ranks: int = 0
 
     def ranks_of(self, plan: Plan) -> int:
@@ -53,21 +54,21 @@ def judge(
 ) -> Verdict:
     """Price `steps` steps of a legal plan on this host. planned: the machine of the config, whose speed is taken for
     accelerators. share: of an accelerator's memory that the plan may use. forward_passes: before each step."""
-    ranks, held = host.ranks_of(plan), _bytes_of_ranks(plan, host)
+    ranks, held = host.ranks_of(plan), _bytes_of_hosts(plan, host)
     if host.computes_on_accelerators(plan):
         name, smallest = min(host.accelerators, key=lambda found: found[1])
-        needed, free = max(here for here, _ in held), floor(share * smallest)
+        needed, free = max(here for ranks_held in held for here, _ in ranks_held), floor(share * smallest)
         seconds = None if planned.generation == "cpu" else steps * _step_seconds(plan, planned, forward_passes)
         where, each = f"{counted(len(host.accelerators), 'accelerator')} ({name})", " each"
     else:
-        needed, free = sum(map(sum, held)) + ranks * PROCESS_BYTES, host.memory_bytes
+        needed, free = max(sum(map(sum, each)) for each in held) + ranks * PROCESS_BYTES, host.memory_bytes
         seconds = steps * _step_seconds(plan, _cores_of_all_hosts(plan, host), forward_passes)
         without = "no accelerator" if not host.accelerators else f"{len(host.accelerators)} accelerators are too few"
         where, each = f"{counted(host.cores, 'core')}, {without}", " together"
     processes = f"{counted(ranks, 'rank')} of this plan need{'s' * (ranks == 1)}"
     need = f"{format_bytes(needed)}{each} of {format_bytes(free)} free"
     long = "" if seconds is None else f"; {counted(steps, 'step')} take about {format_seconds(seconds)}"
-    problems, offloaded = [], sum(there for _, there in held)
+    problems, offloaded = [], max(sum(there for _, there in each) for each in held)
     if offloaded > host.memory_bytes:
         problems.append(
             f"plan.offload lets the host keep {format_bytes(offloaded)}, and {format_bytes(host.memory_bytes)} is free "
@@ -124,18 +125,21 @@ def _changes(plan: Plan, rank_choices: tuple[int, ...]) -> Iterator[Change]:
                     yield Change(ranks, (*smaller, *sets, *again))
 
 
-def _bytes_of_ranks(plan: Plan, host: Host) -> list[tuple[int, int]]:
-    """Return the bytes of each local rank, and those that the host keeps of them. Ranks of one pipeline stage hold the
-    same."""
+def _bytes_of_hosts(plan: Plan, host: Host) -> list[list[tuple[int, int]]]:
+    """Return the bytes of each local rank, and those that the host keeps of them, for each set of ranks that may be the
+    local ones. Ranks of one pipeline stage hold the same."""
     layout, of_stage = plan.layout, dict[int, tuple[int, int]]()
-    found = []
-    for rank in range(host.first_rank, min(layout.world_size, host.first_rank + host.ranks_of(plan))):
+
+    def bytes_of(rank: int) -> tuple[int, int]:
         at = layout.coordinate(rank)
         if at.pipeline not in of_stage:
             memory = memory_of_rank(plan, at)
             of_stage[at.pipeline] = int(memory.total), int(memory.host)
-        found.append(of_stage[at.pipeline])
-    return found
+        return of_stage[at.pipeline]
+
+    size, here = layout.world_size, host.ranks_of(plan)
+    firsts = range(0, size, here) if host.first_rank is None else [host.first_rank]
+    return [[bytes_of(rank) for rank in range(first, min(size, first + here))] for first in firsts]
 
 
 def _cores_of_all_hosts(plan: Plan, host: Host) -> Machine:
