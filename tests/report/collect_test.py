@@ -247,6 +247,7 @@ def test_interruptions_are_listed_despite_incomplete_lines(tmp_path):
     events = [
         {"event": "saved", "step": 1},
         {"event": "rank failed", "step": 2, "cause": "rank 1 in step 3 was killed\nby SIGKILL"},
+        {"event": "rank killed", "step": 2, "host": "b", "cause": "rank 1 of 2 on b: killed by SIGKILL"},
         {"event": "resumed", "step": 1, "layout": {"tensor": 1, "pipeline": 2, "data": 1, "context": 2}},
         {"event": "spike", "step": 3, "cause": "loss is not finite", "policy": "skip"},
         {"event": "preempted", "step": 3},
@@ -256,6 +257,7 @@ def test_interruptions_are_listed_despite_incomplete_lines(tmp_path):
     report = collect(write_run(tmp_path, **{"training/events.jsonl": "\n".join(lines) + "\n"}))
     assert [(i["step"], i["what"]) for i in report["training"]["interruptions"]] == [
         (2, "failed: rank 1 in step 3 was killed by SIGKILL"),
+        (2, "failed: rank 1 of 2 on b: killed by SIGKILL"),
         (1, "resumed from the checkpoint, tensor 1 x pipeline 2 x data 1 x context 2"),
         (3, "spike: loss is not finite; policy skip"),
         (3, "preempted; saved"),

@@ -349,7 +349,7 @@ def layouts_of(events: Iterable[Mapping[str, Any]], last: Mapping[str, Any]) -> 
 def _text(event: Mapping[str, Any]) -> str | None:
     cause = " ".join(str(event.get("cause", "unknown")).split())[:MAX_CAUSE_CHARACTERS]
     match event.get("event"):
-        case "rank failed":
+        case "rank failed" | "rank killed":
             return f"failed: {cause}"
         case "resumed":
             layout = event.get("layout")

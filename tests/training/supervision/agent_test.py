@@ -59,6 +59,8 @@ class Job:
             if (self.folder / f"fail-{me}-{found.number}").exists():
                 append_event(self.folder / "training", {"event": "rank failed", "host": me, "step": 1})
                 os._exit(1)
+            if (self.folder / f"kill-{me}-{found.number}").exists():
+                os.kill(os.getpid(), signal.SIGKILL)
             threading.Event().wait(0.02)
 
     def start(self, *names: str) -> None:
@@ -138,6 +140,30 @@ def test_host_whose_rank_fails_twice_without_progress_is_left_out(job: Job) -> N
     assert [event["host"] for event in events(job, "host left out")] == ["b"]
     job.wait_for(lambda: "b" in job.ended)
     assert isinstance(job.ended["b"], LeftOut) and "b.out" in str(job.ended["b"])
+
+
+def test_host_whose_rank_is_killed_twice_without_progress_is_left_out(job: Job) -> None:
+    job.start("a", "b", "c")
+    for number in (1, 2):
+        job.wait_for_round(number, "a", "b", "c")
+        append_event(job.folder / "training", {"event": "rank failed", "cause": "Connection closed by peer"})
+        job.tell(f"kill-b-{number}")
+    job.wait_for_round(3, "a", "c")
+    assert [event["host"] for event in events(job, "host left out")] == ["b"]
+    assert {event["cause"] for event in events(job, "rank killed")} == {"rank 1 of 3 on b: killed by SIGKILL"}
+
+
+def test_killed_rank_is_no_failure_of_its_host_if_all_hosts_lost_one_or_another_was_named(job: Job) -> None:
+    job.start("a", "b", "c")
+    job.wait_for_round(1, "a", "b", "c")
+    for host in "abc":
+        job.tell(f"kill-{host}-1")
+    job.wait_for_round(2, "a", "b", "c")
+    assert job.running["a"][0].meeting.newest().strikes == {}
+    job.tell("fail-b-2")
+    job.tell("kill-a-2")
+    job.wait_for_round(3, "a", "b", "c")
+    assert job.running["a"][0].meeting.newest().strikes == {"b": 1}
 
 
 def test_error_that_ended_the_job_does_not_end_it_again_after_it_was_repaired(job: Job) -> None:

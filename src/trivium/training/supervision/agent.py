@@ -2,6 +2,7 @@
 round, until the training is finished (docs/decisions/0021-hosts-meet-in-a-folder.md)."""
 
 import secrets
+import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 from trivium.comms.launch import RankFailed, Ranks, Seats, start_seats
 from trivium.errors import NOT_WORTH_REPEATING, MachineError, Preempted, TriviumError, error_of
 from trivium.training.config import Supervision
-from trivium.training.metrics import EVENTS, append_event, records, warn
+from trivium.training.metrics import EVENTS, METRICS, append_event, last_step, records, warn
 from trivium.training.supervision.preemption import SIGNALS, EndedAtOnce, Requests, held_back
 from trivium.training.supervision.rendezvous import (
     BEAT_SECONDS,
@@ -160,7 +161,8 @@ class Agent:
         over, events = self._judge(before, gone)
         if over.stops:
             self.meeting.create(over)
-            append_event(self.job.out, {"event": "stopped", "cause": over.stops})
+            self._events += [*events, {"event": "stopped", "cause": over.stops}]
+            self._flush()
             return
         barred = {name for name, count in over.strikes.items() if count >= MAX_FAILURES}
         if new := barred - self.meeting.left_out:
@@ -202,9 +204,15 @@ class Agent:
         has_moved = saved > before.saved
         since = Round(number=before.number) if has_moved else before
         is_orderly, failed = self._end_of(before)
+        # If a rank was named, because it reported a failure or hangs, other ranks may have been killed because of it.
+        crashed = {} if is_orderly or failed else self._crashed(before)
+        if len(crashed) < len(before.members):  # If every host lost a rank, no host is to blame.
+            failed |= crashed.keys()
         strikes = since.strikes if is_orderly else blamed(since, gone, failed)
         failures = since.failures + (not is_orderly and not gone)
         events = [{"event": "host lost", "host": name, "round": before.number} for name in sorted(gone)]
+        killed = {"event": "rank killed", "round": before.number, "step": last_step(self.job.out / METRICS)}
+        events += [killed | {"host": name, "cause": cause} for name, cause in crashed.items()]
         stops = ""
         if failures > self.job.restarts:
             stops = f"stopped after {failures} failures without a new checkpoint (training.restarts)"
@@ -223,6 +231,13 @@ class Agent:
                 last = "preempted"
         places = {address: name for name in before.members if name in hosts for address in hosts[name].addresses}
         return last == "preempted", {places.get(first, first)} & set(before.members)
+
+    def _crashed(self, before: Round) -> dict[str, str]:
+        """Return the hosts of a round on which a signal killed a rank, with the cause that their agents report."""
+        hosts = self.meeting.look()
+        return {
+            name: hosts[name].cause for name in before.names if name in hosts and hosts[name].crashed == before.number
+        }
 
     def _train(self, found: Round) -> bool:
         """Run this host's ranks; return whether they trained to the end."""
@@ -255,16 +270,21 @@ class Agent:
             warn(str(over))
             return str(over)
         except RankFailed as failure:
-            code = failure.exits.get(failure.rank)
+            code, me = failure.exits.get(failure.rank), self.meeting.me.name
             if code == Preempted.exit_code:
                 if self.requests.asked:
                     raise self.requests.preempted(f"received {self.requests.asked}; saved") from None
                 return "saved, because hosts join or leave"
-            warn(f"{self.meeting.me.name}: {failure}")
+            told = f"{me}: {failure}"
+            if failure.signal:
+                told = f"rank {seats.first + failure.rank} of {seats.world_size} on {me}: {failure.cause}"
+            warn(told)
             if code in NOT_WORTH_REPEATING:
                 raise error_of(code, str(failure)) from None
             self._leave_if_asked()
-            return str(failure)
+            if failure.signal not in (None, signal.SIGABRT):  # With NCCL a process that lost another one aborts.
+                self.meeting.say(crashed=found.number)
+            return told
         finally:
             self._flush()
 

@@ -39,7 +39,8 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 
 class Host(Config):
     """A host's report about itself. life: changes when its agent restarts. beat: counts its messages. round: the last
-    one in which it took part. reaches: the hosts that answer it, while it waits. code: with which it failed."""
+    one in which it took part. crashed: the last one in which a signal killed one of its ranks. reaches: the hosts that
+    answer it, while it waits. code: with which it failed."""
 
     name: str
     life: str
@@ -48,6 +49,7 @@ class Host(Config):
     port: Port
     state: State = "waiting"
     round: NotNegative = 0
+    crashed: NotNegative = 0
     reaches: tuple[str, ...] = ()
     code: NotNegative = 0
     cause: str = ""
