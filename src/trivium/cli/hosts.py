@@ -11,7 +11,7 @@ from trivium.checkpoint.format import published, step_of
 from trivium.checkpoint.lease import Gone
 from trivium.checkpoint.near import Neighbour, host_folder
 from trivium.cli.price import machine_of
-from trivium.cli.stage import Met, Run, Stage, perform, state_of
+from trivium.cli.stage import STARTED, Met, Run, Stage, perform, state_of
 from trivium.comms.launch import Place
 from trivium.config import build, to_tree
 from trivium.errors import ConfigError
@@ -50,10 +50,10 @@ def train_on_hosts(run: Run, counts: str, stage: Stage, join: Callable[[Run], No
     if state_of(stage, run) == "current":
         perform(stage, run)
         return
-    folder = run.at.root / "hosts"
+    folder, out = run.at.root / "hosts", run.at.folder(stage.folder)
     supervision = run.config.training.supervision
     job = Elastic(
-        out=run.at.folder(stage.folder),
+        out=out,
         least=least,
         most=most,
         ranks=run.config.plan.layout.world_size // most,
@@ -61,7 +61,8 @@ def train_on_hosts(run: Run, counts: str, stage: Stage, join: Callable[[Run], No
         supervision=supervision,
         rank=partial(_rank, run, stage, join, folder),
         fit=partial(_fit, run, most, least),
-        saved=partial(_saved, checkpoints_of(run.at.folder(stage.folder), run.config.training.store)),
+        saved=partial(_saved, checkpoints_of(out, run.config.training.store)),
+        begun=(out / STARTED).is_file,
         finished=lambda: state_of(stage, run) == "current",
     )
     observer_classes()  # imported before ranks are forked

@@ -28,7 +28,6 @@ class Job:
     def __init__(self, folder: Path, least: int = 1) -> None:
         self.folder, self.steps = folder, 0
         (folder / "training").mkdir()
-        (folder / "training" / EVENTS).touch()
         self.elastic = Elastic(
             out=folder / "training",
             least=least,
@@ -39,6 +38,7 @@ class Job:
             rank=self.rank,
             fit=lambda hosts: Fit(hosts, {"layout": {"data": hosts}}, "by test"),
             saved=lambda: self.steps,
+            begun=(folder / "begin").exists,
             finished=(folder / "finish").exists,
         )
         self.running: dict[str, tuple[Agent, threading.Thread]] = {}
@@ -108,6 +108,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
     ):
         monkeypatch.setattr(module, name, seconds)
     made = Job(tmp_path)
+    made.tell("begin")
     yield made
     made.tell("finish")
     for _, thread in made.running.values():
@@ -140,6 +141,17 @@ def test_host_whose_rank_fails_twice_without_progress_is_left_out(job: Job) -> N
     assert [event["host"] for event in events(job, "host left out")] == ["b"]
     job.wait_for(lambda: "b" in job.ended)
     assert isinstance(job.ended["b"], LeftOut) and "b.out" in str(job.ended["b"])
+
+
+def test_failure_before_the_first_event_of_the_training_counts(job: Job) -> None:
+    (job.folder / "begin").unlink()
+    job.start("a", "b", "c")
+    job.wait_for_round(1, "a", "b", "c")
+    job.tell("begin")
+    job.wait_for(lambda: bool(events(job, "hosts met")))
+    job.tell("fail-b-1")
+    job.wait_for_round(2, "a", "b", "c")
+    assert job.running["a"][0].meeting.newest().strikes == {"b": 1}
 
 
 def test_host_whose_rank_is_killed_twice_without_progress_is_left_out(job: Job) -> None:

@@ -58,8 +58,8 @@ class Elastic:
 
     out: the folder of the training. least, most: number of hosts. ranks: on each host. restarts: see
     `training.restarts`. rank: what each rank calls, with its place and the round. fit: the plan for at most this many
-    hosts, or None if none fits. saved: the step of the newest checkpoint, or -1. finished: whether nothing is left to
-    do.
+    hosts, or None if none fits. saved: the step of the newest checkpoint, or -1. begun: whether the training has a
+    folder, to which events can be written. finished: whether nothing is left to do.
     """
 
     out: Path
@@ -71,6 +71,7 @@ class Elastic:
     rank: Callable[..., None]
     fit: Callable[[int], Fit | None]
     saved: Callable[[], int]
+    begun: Callable[[], bool]
     finished: Callable[[], bool]
 
 
@@ -317,8 +318,8 @@ class Agent:
         )
 
     def _flush(self) -> None:
-        """Write the events of decisions, once the training has a folder."""
-        if self._events and (self.job.out / EVENTS).is_file():
+        """Write the events of decisions, once the training has begun."""
+        if self._events and self.job.begun():
             events, self._events = self._events, []
             for event in events:
                 append_event(self.job.out, event)
@@ -349,13 +350,13 @@ class _Watch:
     def look(self) -> None:
         """Pass on signals. Raise RoundOver when a newer round began, or some time after a member left."""
         self._pass_on()
+        self.agent._flush()  # before a rank can fail: failures are counted from the event that the hosts met
         now = time.monotonic()
         if now < self._next:
             return
         self._next = now + BEAT_SECONDS
         agent, found = self.agent, self.round
         alive = agent.meeting.look()
-        agent._flush()
         if agent.meeting.newest().number > found.number:
             raise RoundOver(f"round {found.number} ended without this host, which did not renew its lease")
         left = [n for n, life in found.members.items() if n not in alive or _has_left(alive[n], life, found)]
