@@ -39,3 +39,12 @@ def test_plan_for_the_hosts_of_torchrun_has_their_ranks_and_the_same_batch(tmp_p
 def test_other_ranks_than_those_of_the_hosts_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--nnodes 2:4 --nproc-per-node 1"):
         met_by_torchrun(run(tmp_path), "2:4", {"WORLD_SIZE": "1"})
+
+
+def test_raw_text_is_rejected_because_every_host_would_prepare_it(call, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("Some words.\n\n" * 5000)
+    refused = call("train", "--data", str(text), "--out", "run", "--preset", "demo", "--hosts", "1:2")
+    assert refused.returncode == ConfigError.exit_code
+    assert f"`trivium corpus run demo --data {text} --out run` before the job" in refused.stderr
+    assert not (tmp_path / "run").exists()

@@ -131,15 +131,18 @@ def train(asked: Asked) -> None:
     given = planned(given_for(out, asked.preset, sets, asked.ranks), asked.gpus, out)
     raw = asked.data if tokens is None else None
     words = ("train",) if raw is None else ("train", "--data", raw)
-    if raw is not None and under_torchrun(os.environ):
-        first = shlex.join(["trivium", "corpus", "run", given.preset, "--data", raw, "--out", str(out)])
-        raise ConfigError(f"--data {raw}: every process of this job would prepare it; run `{first}` before the job")
     hosts = 1
     if asked.hosts is not None:
         from trivium.cli.hosts import host_counts
 
         hosts = host_counts(asked.hosts, resolve(given).plan)[1]
         words = (*words, "--hosts", asked.hosts)
+    if raw is not None and (asked.hosts is not None or under_torchrun(os.environ)):
+        first = shlex.join(["trivium", "corpus", "run", given.preset, "--data", raw, "--out", str(out)])
+        raise ConfigError(
+            f"--data {raw}: every process of this job would prepare it; run `{first}` before the job, and start the "
+            f"job without --data"
+        )
     if asked.dry_run:
         lines, problems = dry_run_lines(given)
         for line in [*lines, *([] if problems else _never_read(given, tokens or out / "tokens"))]:
