@@ -10,14 +10,18 @@ from safetensors.torch import load_file, save_file
 from evaluation.models import plan_of, write_checkpoint
 from hub_test import FakeHub
 from trivium.checkpoint.load import Checkpoint
+from trivium.cli import hosts, train
 from trivium.cli.imported import bring, with_weights
 from trivium.cli.model_argument import asked_model, model_named
 from trivium.cli.options import open_run
 from trivium.cli.run_config import Given, resolve
+from trivium.comms.launch import Place
 from trivium.config import to_tree
 from trivium.errors import ConfigError, DataError
 from trivium.interchange.export import export_hf
 from trivium.provenance import write_json
+from trivium.training.supervision.agent import Agent
+from trivium.training.supervision.rendezvous import Round
 
 
 @pytest.fixture(scope="module")
@@ -155,3 +159,23 @@ def test_weights_of_a_hugging_face_folder_become_a_checkpoint_of_the_run(root: P
     save_file({name: 2 * x for name, x in load_file(weights_file).items()}, weights_file, {"format": "pt"})
     with pytest.raises(ConfigError, match="was imported from hf with other weights; give another --out"):
         with_weights(open_run(out, Given(str(folder), (f"training.start_from={same_name}",))))
+
+
+def test_with_hosts_the_first_rank_imports_the_weights_and_only_once(root: Path, call, tmp_path: Path, monkeypatch):
+    imported = tmp_path / "new" / "imported" / "step-00000000"
+    did: list[tuple[str, bool]] = []
+
+    def rounds(agent: Agent) -> None:
+        plan = to_tree(resolve(Given(str(root / "hf"), ("plan.layout.data=2",))).plan)
+        for number, rank in ((1, 1), (1, 0), (2, 0)):
+            agent.job.rank(Place(rank, 2, 0, ""), Round(number=number, plan=plan))
+
+    monkeypatch.setattr(train, "check_host", lambda *given, **options: None)
+    monkeypatch.setattr(train, "join", lambda run, redo: did.append(("joins", imported.is_dir())))
+    monkeypatch.setattr(train, "perform", lambda stage, run, redo: did.append(("leads", imported.is_dir())))
+    monkeypatch.setattr(hosts, "state_of", lambda stage, run: "anew")
+    monkeypatch.setattr(Agent, "run", rounds)
+    words = ["train", "--preset", str(root / "hf"), "--out", "new", "--hosts", "1:2", "--set", "plan.layout.data=2"]
+    ended = call(*words, "--set", f"training.start_from={root / 'hf'}")
+    assert ended.returncode == 0, ended.stderr
+    assert did == [("joins", False), ("leads", True), ("leads", True)]

@@ -42,8 +42,10 @@ def host_counts(text: str, plan: Plan) -> tuple[int, int]:
     return least, most
 
 
-def train_on_hosts(run: Run, counts: str, stage: Stage, join: Callable[[Run], None]) -> None:
-    """Train with the other hosts until the training is finished. join: what ranks other than the first do."""
+def train_on_hosts(
+    run: Run, counts: str, stage: Stage, lead: Callable[[Run], None], join: Callable[[Run], None]
+) -> None:
+    """Train with the other hosts until the training is finished. lead: what the first rank does; join: the others."""
     least, most = host_counts(counts, run.config.plan)
     if run.config.training.fastest_after:
         raise ConfigError("training.fastest_after and --hosts both choose the layout; set it to 0")
@@ -59,7 +61,7 @@ def train_on_hosts(run: Run, counts: str, stage: Stage, join: Callable[[Run], No
         ranks=run.config.plan.layout.world_size // most,
         restarts=run.config.training.restarts,
         supervision=supervision,
-        rank=partial(_rank, run, stage, join, folder),
+        rank=partial(_rank, run, lead, join, folder),
         fit=partial(_fit, run, most, least),
         saved=partial(_saved, checkpoints_of(out, run.config.training.store)),
         begun=(out / STARTED).is_file,
@@ -71,16 +73,15 @@ def train_on_hosts(run: Run, counts: str, stage: Stage, join: Callable[[Run], No
         Agent(job, Rendezvous(folder, supervision.lease_seconds, copies=copies), requests).run()
 
 
-def _rank(run: Run, stage: Stage, join: Callable[[Run], None], folder: Path, place: Place, found: Round) -> None:
+def _rank(
+    run: Run, lead: Callable[[Run], None], join: Callable[[Run], None], folder: Path, place: Place, found: Round
+) -> None:
     """Train as one rank of a round, as under torchrun."""
     gone, neighbour = Gone(found.ended, found.silent), None
     if run.config.training.near.every and len(found.members) > 1:
         neighbour = _neighbour(folder, found)
     run = replace(run, met=Met(build(Plan, found.plan), gone, folder / GROW, neighbour))
-    if place.rank == 0:
-        perform(stage, run)
-    else:
-        join(run)
+    (join if place.rank else lead)(run)
 
 
 def _neighbour(folder: Path, found: Round) -> Neighbour | None:

@@ -104,7 +104,8 @@ def refuse_adapters_alone(place: Path) -> None:
 
 
 def bring(run: Run, given: str) -> None:
-    """Import the weights of a Hugging Face model into a run directory."""
+    """Import the weights of a Hugging Face model into a run directory, unless that is done."""
     from trivium.interchange.bring import import_hf
 
-    import_hf(asked_model(given), run.at.imported)
+    if not (run.at.imported / step_name(0)).is_dir():
+        import_hf(asked_model(given), run.at.imported)

@@ -174,15 +174,20 @@ def train(asked: Asked) -> None:
     if joins_torchrun(os.environ):
         join(run, redo=redo)
         return
-    if weights is not None:
-        bring(run, weights)
     _bring_records(run)
     if asked.hosts is not None and not under_torchrun(os.environ):
         from trivium.cli.hosts import train_on_hosts
 
         refuse_given({"--redo": redo}, "it begins anew; run it once without --hosts, or set the run directory aside")
-        train_on_hosts(run, asked.hosts, TRAIN, partial(join, redo=False))
+        train_on_hosts(run, asked.hosts, TRAIN, partial(_lead, weights=weights), partial(join, redo=False))
         return
+    _lead(run, weights, redo=redo)
+
+
+def _lead(run: Run, weights: str | None, *, redo: bool = False) -> None:
+    """Train as the only process, or as the first rank, which does all the writing. weights: see `with_weights`."""
+    if weights is not None:
+        bring(run, weights)
     perform(TRAIN, run, redo=redo)
 
 
