@@ -1,5 +1,6 @@
 """Agents of three hosts, here threads of one process: who trains with whom after a failure, and when the job ends."""
 
+import errno
 import os
 import signal
 import threading
@@ -117,6 +118,21 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
 
 def events(job: Job, kind: str) -> list[dict]:
     return [event for event in read(job.folder / "training" / EVENTS) if event["event"] == kind]
+
+
+def test_round_that_cannot_be_written_is_tried_again(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    create, full = Rendezvous.create, [True, True]
+
+    def write(meeting: Rendezvous, found: Round) -> bool:
+        if full:
+            full.pop()
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return create(meeting, found)
+
+    monkeypatch.setattr(Rendezvous, "create", write)
+    job.start("a", "b", "c")
+    job.wait_for_round(1, "a", "b", "c")
+    assert not full
 
 
 def test_host_that_is_asked_to_leave_saves_and_the_others_continue(job: Job) -> None:

@@ -1,12 +1,15 @@
 """Hosts that meet in a folder: one leader, one round, and nobody is alive only because its file is there."""
 
+import errno
+import time
 from pathlib import Path
 
 import pytest
 
 from trivium.errors import DataError, MachineError
 from trivium.provenance import write_json
-from trivium.training.supervision.rendezvous import Host, Rendezvous, Round, blamed, in_order, led
+from trivium.training.supervision import rendezvous
+from trivium.training.supervision.rendezvous import Host, Rendezvous, Round, blamed, in_order, led, read_host
 
 
 def host(name: str, reaches: str = "", **changes: object) -> Host:
@@ -58,7 +61,8 @@ def test_host_is_alive_only_while_its_file_changes(tmp_path: Path) -> None:
 
     def seen_at(seconds: float, **changes: object) -> bool:
         now[0] = seconds
-        write_json(tmp_path / "there.json", host("there", **changes).model_dump())
+        if read_host(tmp_path / "there.json") != (there := host("there", **changes)):
+            write_json(tmp_path / "there.json", there.model_dump())
         return "there" in here.look()
 
     assert not seen_at(0, beat=7)  # it may have been left by a host that died long ago
@@ -68,6 +72,28 @@ def test_host_is_alive_only_while_its_file_changes(tmp_path: Path) -> None:
     assert seen_at(12, beat=9)
     assert seen_at(100, beat=9)  # this host slept: it cannot tell
     assert seen_at(103, beat=9) and not (seen_at(107, beat=9) and seen_at(111, beat=9))
+    here.close()
+
+
+def test_host_that_cannot_write_for_lack_of_room_stays_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    here = Rendezvous(tmp_path, 10.0, "here", clock=lambda: now[0])
+    there = Rendezvous(tmp_path, 10.0, "there")
+    there.say()
+    here.look()
+
+    def write(path: Path, value: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(rendezvous, "write_json", write)
+    for now[0] in (4.0, 8.0, 12.0, 16.0):
+        time.sleep(0.02)  # longer than two times of files may be equal
+        there.say()
+        assert "there" in here.look()
+    there.close()
+    for now[0] in (20.0, 24.0, 28.0, 32.0):
+        here.look()
+    assert "there" not in here.look()
     here.close()
 
 

@@ -109,6 +109,7 @@ class Agent:
         """Return the next round that this host is a member of, or None when the training is finished."""
         began = changed = time.monotonic()
         before: object = None
+        is_warned = False
         while True:
             self._leave_if_asked()
             alive, newest = self.meeting.look(), self.meeting.newest()
@@ -141,7 +142,12 @@ class Agent:
                 or self._goes_on(newest, alive)
                 or now - began >= self.job.supervision.join_seconds
             ):
-                self._lead(waiting, alive, newest)
+                try:
+                    self._lead(waiting, alive, newest)
+                except OSError as error:
+                    if not is_warned:
+                        warn(f"{self.meeting.folder}: the next round was not written: {error.strerror}; trying again")
+                    is_warned = True
             if now - began > self.job.supervision.host_seconds:
                 raise TriviumError(
                     f"{counted(len(waiting), 'host')} came within training.supervision.host_seconds "
@@ -216,7 +222,7 @@ class Agent:
         events += [killed | {"host": name, "cause": cause} for name, cause in crashed.items()]
         stops = ""
         if failures > self.job.restarts:
-            stops = f"stopped after {failures} failures without a new checkpoint (training.restarts)"
+            stops = f"stopped after {counted(failures, 'failure')} without a new checkpoint (training.restarts)"
         return Round(number=number, saved=saved, failures=failures, strikes=strikes, stops=stops), events
 
     def _end_of(self, before: Round) -> tuple[bool, set[str]]:

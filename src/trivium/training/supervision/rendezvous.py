@@ -98,7 +98,8 @@ class Rendezvous:
         if not _NAME.fullmatch(name):
             raise MachineError(f"the name of this host ({name!r}) must be made of letters, digits, '.', '_' and '-'")
         self.me = Host(name=name, life=self._door.life, addresses=addresses(), port=self._door.port)
-        self._heard: dict[str, tuple[tuple[str, int], float | None]] = {}  # life and beat, and when that was new
+        # Life, beat and time of modification of each file, and when they were new.
+        self._heard: dict[str, tuple[tuple[str, int, int], float | None]] = {}
         self._looked, self._alive = clock(), {self.me.name: self.me}
         self._lock, self._over = threading.Lock(), threading.Event()
         self._refuse_a_namesake()
@@ -120,8 +121,12 @@ class Rendezvous:
         """Change what this host says of itself."""
         with self._lock:
             self.me = self.me.model_copy(update={**changes, "beat": self.me.beat + 1})
-            with suppress(OSError):  # The next attempt may succeed.
-                write_json(self.folder / f"{self.me.name}.json", self.me.model_dump())
+            path = self.folder / f"{self.me.name}.json"
+            try:
+                write_json(path, self.me.model_dump())
+            except OSError:  # The next attempt may succeed. On a full disk a file can still be given another time.
+                with suppress(OSError):
+                    os.utime(path)
 
     def look(self) -> dict[str, Host]:
         """Return the hosts that are alive, this one among them.
@@ -137,12 +142,12 @@ class Rendezvous:
         for path in self.folder.glob("*.json"):
             if path.name == f"{self.me.name}.json" or _ROUND.fullmatch(path.name):
                 continue
-            host = read_host(path)
-            if host is None or host.name != path.stem:
+            host, modified = read_host(path), _modified(path)
+            if host is None or host.name != path.stem or not modified:
                 continue
-            said, (before, at) = (host.life, host.beat), self._heard.get(host.name, (("", -1), None))
+            said, (before, at) = (host.life, host.beat, modified), self._heard.get(host.name, (None, None))
             if said != before:
-                at = None if before == ("", -1) else now
+                at = None if before is None else now
                 self._heard[host.name] = said, at
             if at is not None and now - at <= self.lease_seconds:
                 alive[host.name] = host
@@ -258,6 +263,13 @@ def read_host(path: Path) -> Host | None:
     with suppress(OSError, ValueError, ConfigError):
         return build(Host, read_json(path))
     return None
+
+
+def _modified(path: Path) -> int:
+    """Return the time of modification of a file in nanoseconds, or 0 if it cannot be read."""
+    with suppress(OSError):
+        return path.stat().st_mtime_ns
+    return 0
 
 
 def in_order(hosts: Mapping[str, Host], before: Round) -> list[Host]:
