@@ -7,8 +7,10 @@ import pytest
 from trivium.cli.hosts import host_counts, met_by_torchrun
 from trivium.cli.run_config import Given, resolve
 from trivium.cli.stage import Run
+from trivium.cli.train import job_for
 from trivium.cli.workspace import Workspace
 from trivium.errors import ConfigError
+from trivium.training.supervision.rendezvous import GROW
 
 LAYOUT = ("plan.layout.data=4", "plan.batch.sequences=24", "plan.batch.micro=1")
 
@@ -34,6 +36,13 @@ def test_plan_for_the_hosts_of_torchrun_has_their_ranks_and_the_same_batch(tmp_p
     assert after.plan.check() == []
     assert (after.plan == before.plan) == (hosts == 4)
     assert after.config == before.config  # a run is not another one because a host is gone
+
+
+def test_under_torchrun_ranks_do_not_end_for_hosts_that_a_former_job_awaited(tmp_path: Path) -> None:
+    met = met_by_torchrun(run(tmp_path), "1:4", {"WORLD_SIZE": "4"})
+    (tmp_path / "hosts").mkdir()
+    (tmp_path / "hosts" / GROW).touch()
+    assert not job_for(met, tmp_path / "training").others_wait()
 
 
 def test_other_ranks_than_those_of_the_hosts_are_rejected(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def met_by_torchrun(run: Run, counts: str, environment: Mapping[str, str]) -> Ru
     fit = _fit(run, most, hosts, hosts)
     if fit is None:
         raise ConfigError(f"no layout fits {hosts} hosts with {ranks} ranks each; change --hosts, or search")
-    return replace(run, met=Met(build(Plan, fit.plan), Gone(), run.at.root / "hosts" / GROW))
+    return replace(run, met=Met(build(Plan, fit.plan), Gone()))
 
 
 def _fit(run: Run, most: int, least: int, hosts: int) -> Fit | None:

@@ -56,7 +56,7 @@ class Met:
 
     plan: Plan
     gone: GoneHosts
-    grow: Path
+    grow: Path | None = None
     neighbour: "Neighbour | None" = None
 
 

@@ -278,7 +278,7 @@ def job_for(run: Run, out: Path) -> Any:
         tokens=run.folder("tokens"),
         out=out,
         step_seconds=partial(_step_seconds, run.config),
-        others_wait=(lambda: False) if run.met is None else run.met.grow.exists,
+        others_wait=(lambda: False) if run.met is None or run.met.grow is None else run.met.grow.exists,
         neighbour=None if run.met is None else run.met.neighbour,
     )
 
