@@ -47,7 +47,7 @@ ESTIMATE = f"trivium plan show --preset {PRESET} --tokens 270B"
 MEMORY_LAWS = "pytest tests/cost/memory_test.py"
 TRAINED_TOKENS = 270 * 10**9
 BLEND = "trivium corpus show --blend mt-nlg"
-EXPLAIN = "trivium config explain curate"
+DEFAULTS = "trivium config show curate"
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ def _rules() -> list[Figure]:
         ("most pieces of a document", "10", "", "decontamination.pieces"),
     ]
     return [
-        Figure("3.1", what, paper, attrgetter(field)(curate), unit, EXPLAIN, "setting")
+        Figure("3.1", what, paper, attrgetter(field)(curate), unit, DEFAULTS, "setting")
         for what, paper, unit, field in rows
     ]
 

@@ -1,5 +1,6 @@
 """The links between hosts are measured in pairs that do not share a host, and the slow one is named."""
 
+import socket
 from dataclasses import replace
 from itertools import combinations
 
@@ -8,7 +9,7 @@ import pytest
 from ranks import ranks
 from trivium.comms import links
 from trivium.comms.launch import Place
-from trivium.comms.links import Link, measured_links, rounds, slow_of
+from trivium.comms.links import Link, host_names, measured_links, rounds, slow_of
 
 
 @pytest.mark.parametrize("hosts", [1, 2, 3, 4, 7, 16])
@@ -31,4 +32,5 @@ def test_all_ranks_get_a_bandwidth_and_a_latency_of_every_pair(place: Place) -> 
     links.MESSAGE_BYTES = 1 << 12
     found = measured_links(replace(place, local_ranks=1))
     assert [link[:2] for link in found] == [(0, 1), (0, 2), (1, 2)]
+    assert host_names(replace(place, local_ranks=1)) == [socket.gethostname()] * 3
     assert all(link.bytes_per_second > 0 and link.latency_seconds > 0 for link in found)

@@ -190,7 +190,7 @@ def _cut_lines(result: Result) -> list[str]:
 def _share_lines(result: Result) -> list[str]:
     return [
         f"  {variant}: {100 * found['male_share']:.1f} % of {found['n']} occupations lean male; "
-        f"after 'person' {found['person_log_ratio']:+.3f}"
+        f"after 'person', log P(female) - log P(male) = {found['person_log_ratio']:+.3f}"
         for variant, found in result.get("variants", {}).items()
     ]
 

@@ -147,9 +147,9 @@ def _counts(record: Record, step: int) -> tuple[int, dict[str, Any], list[str]]:
 def _check(run: Path, record: Record, as_json: bool) -> None:
     found = lineage.round_trip(record)
     line = (
-        f"{found['steps']} steps, {len(found['wrong_hashes'])} with another hash; {found['documents']} documents, "
-        f"{found['documents_seen']} of them seen, {found['sightings']} times: "
-        f"{found['only_forward']} found only from the rows, {found['only_backward']} only from the documents"
+        f"{found['steps']} steps, {len(found['wrong_hashes'])} with another hash of its rows; "
+        f"{found['documents_seen']} of {found['documents']} documents were read, {found['sightings']} times in all; "
+        f"{found['only_forward']} of these are found only by step, {found['only_backward']} only by document"
     )
     say_either([line], found, as_json)
     if not found["agrees"]:

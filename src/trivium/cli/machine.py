@@ -199,7 +199,7 @@ def _why_not_by_memory() -> str:
 
 def _messages(why_not: str) -> Check:
     remedy = "it works, and is slower; in a container, allow it with --cap-add=SYS_PTRACE"
-    found = f"over loopback: {why_not}" if why_not else "ranks read each other's memory"
+    found = f"over loopback: {why_not}" if why_not else "ranks can read them from each other's memory"
     return _at_least("messages", not why_not, found, "WARN", remedy)
 
 

@@ -148,7 +148,9 @@ def host_lines(
     if found.problems and not insists:
         raise MachineError(_refusal(given, config, steps, words, host, found))
     warned = [f"warning: {problem}; --any-machine was given" for problem in found.problems]
-    return [f"this host: {found.line}", *warned]
+    after = config.training.fastest_after
+    moves = f", or less: after step {after} the layout that is fastest here is used" if 0 < after < steps else ""
+    return [f"this host: {found.line}{moves}", *warned]
 
 
 def _refusal(given: Given, config: RunConfig, steps: int, words: Sequence[str], host: Host, found: Verdict) -> str:

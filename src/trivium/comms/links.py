@@ -4,6 +4,7 @@ In each round every host is in one pair at most (round-robin tournament by the c
 N - 1 rounds, or N if N is odd. The first rank of each host measures; the others wait.
 """
 
+import socket
 import time
 from collections.abc import Sequence
 from statistics import median
@@ -17,6 +18,7 @@ from trivium.comms.launch import Place
 PING_REPEATS = 20  # of one element; the fastest counts
 PUSH_REPEATS = 3  # of MESSAGE_BYTES there and back; the fastest counts
 MESSAGE_BYTES = 16 << 20
+MAX_NAME_BYTES = 255
 MAX_BANDWIDTH_RATIO = 1.5  # a link is slow if its bandwidth is this many times below the median
 MAX_LATENCY_RATIO = 3.0  # or if its latency is this many times above the median
 
@@ -76,6 +78,17 @@ def measured_links(place: Place) -> list[Link]:
     dist.all_reduce(table)
     values = table.cpu().tolist()
     return [Link(a, b, *values[a][b]) for a in range(hosts) for b in range(a + 1, hosts)]
+
+
+def host_names(place: Place) -> list[str]:
+    """Return the name of each host, by number. Collective: every rank of a connected job calls this."""
+    letters = torch.zeros(place.hosts, MAX_NAME_BYTES, dtype=torch.uint8)
+    if place.rank % place.local_ranks == 0:
+        own = socket.gethostname().encode()[:MAX_NAME_BYTES]
+        letters[place.rank // place.local_ranks, : len(own)] = torch.tensor(list(own), dtype=torch.uint8)
+    letters = letters.to(place.device)
+    dist.all_reduce(letters)
+    return [bytes(row).rstrip(b"\0").decode("utf-8", "replace") for row in letters.tolist()]
 
 
 def _round_trip(there: torch.Tensor, back: torch.Tensor, peer: int, *, begins: bool) -> float:

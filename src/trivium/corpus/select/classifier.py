@@ -100,8 +100,8 @@ def train(
     most = min(len(positives), len(negatives), config.documents)
     if most < 2:
         raise DataError(
-            f"curate.classifier: {len(positives)} positive and {len(negatives)} negative documents; at least 2 of "
-            f"each are needed: give more high-quality texts, or leave the filter out"
+            f"a classifier needs at least 2 documents of each kind, and there are {len(positives)} of high quality "
+            f"and {len(negatives)} of the crawl; give more"
         )
     chosen = [
         *(positives[n] for n in _sample(len(positives), most, seed, "positives")),

@@ -74,7 +74,7 @@ def find_culprit(record: Record, step: int, progress: Progress = silent) -> dict
         "step": step,
         "replayed_from": replay.started_from,
         "spiked": bad or bool(cause),
-        "cause": cause or "nothing: the step is as any other",
+        "cause": cause or "no cause: loss and gradient norm are as in other steps",
         "loss": finite_or_text(result.loss),
         "gradient_norm": finite_or_text(result.gradient_norm),
         "logged": logged,

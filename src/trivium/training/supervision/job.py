@@ -264,7 +264,9 @@ class Supervisor:
         seconds = min(first * 2 ** (restarts - 1), max(first, LONGEST_PAUSE_SECONDS))
         warn(str(failure))
         allowed = self.job.training.restarts
-        warn(f"restart {restarts} of {allowed} in {seconds:g} s, from the last checkpoint; a newer one renews them")
+        warn(
+            f"restart {restarts} of {allowed} in {seconds:g} s, from the last checkpoint; a newer one resets the count"
+        )
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             self._obey(None)
