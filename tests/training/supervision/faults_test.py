@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -296,6 +297,20 @@ def test_rank_that_has_not_begun_a_step_is_named_without_one() -> None:
     assert (beat.step, beat.phase) == (0, "starting")
     failed = Failure(RankFailed(1, {1: None}, "no memory"), beat, "node-17")
     assert "rank 1 of 1 on node-17, starting: no memory" in str(failed.located())
+
+
+def test_heartbeats_can_be_read_while_they_are_written() -> None:
+    beats, ends = Heartbeats(1), time.monotonic() + 1
+    if (rank := os.fork()) == 0:
+        while time.monotonic() < ends:
+            beats.begin(0, 1, "step")
+            beats.alive(0)
+        os._exit(0)
+    read = [beats.of(0)]
+    while time.monotonic() < ends:
+        read.append(beats.of(0))
+    os.waitpid(rank, 0)
+    assert all(before.at <= after.at and before.since <= after.since for before, after in pairwise(read))
 
 
 def test_collectives_of_later_steps_and_of_saving_time_out_sooner_than_those_in_which_ranks_may_compile() -> None:

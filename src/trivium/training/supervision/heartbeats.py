@@ -4,7 +4,6 @@ import faulthandler
 import mmap
 import os
 import signal
-import struct
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -13,8 +12,8 @@ from typing import Literal, NamedTuple, get_args
 Phase = Literal["starting", "step", "tracing", "validating", "evaluating", "saving"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 TELL_STACK = signal.SIGUSR2
-_ROW = struct.Struct("qqdd")  # step, phase, start of the phase, time of the last heartbeat
-_TIME = struct.Struct("d")
+_STEP, _PHASE, _SINCE, _AT = range(4)  # columns of a row: integers, then times
+_COLUMNS = 4  # of 8 bytes each
 
 
 class Heartbeat(NamedTuple):
@@ -28,27 +27,36 @@ class Heartbeat(NamedTuple):
 
 
 class Heartbeats:
-    """One row of shared memory for each rank, and one byte for the launcher. Create it before forking the ranks."""
+    """One row of shared memory for each rank, and one byte for the launcher. Create it before forking the ranks.
+
+    The launcher may read while a rank writes. Each value is therefore written by one store of 8 bytes (`struct` would
+    clear them first), and the time of the heartbeat before the phase, which decides how long it may stay the last.
+    """
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
-        self._memory = mmap.mmap(-1, world_size * _ROW.size + 1)
+        self._memory = mmap.mmap(-1, 8 * _COLUMNS * world_size + 1)
+        rows = memoryview(self._memory)[:-1]
+        self._integers, self._times = rows.cast("q"), rows.cast("d")
         self._stacks = [tempfile.TemporaryFile() for _ in range(world_size)]  # noqa: SIM115 kept open
         for rank in range(world_size):
             self.begin(rank, 0, "starting")
 
     def begin(self, rank: int, step: int, phase: Phase) -> None:
         """Record that a phase of a step begins."""
-        now = time.monotonic()
-        _ROW.pack_into(self._memory, rank * _ROW.size, step, PHASES.index(phase), now, now)
+        row = _COLUMNS * rank
+        self._times[row + _AT] = self._times[row + _SINCE] = time.monotonic()
+        self._integers[row + _STEP] = step
+        self._integers[row + _PHASE] = PHASES.index(phase)
 
     def alive(self, rank: int) -> None:
         """Record a heartbeat within a phase."""
-        _TIME.pack_into(self._memory, (rank + 1) * _ROW.size - _TIME.size, time.monotonic())
+        self._times[_COLUMNS * rank + _AT] = time.monotonic()
 
     def of(self, rank: int) -> Heartbeat:
-        step, phase, since, at = _ROW.unpack_from(self._memory, rank * _ROW.size)
-        return Heartbeat(step, PHASES[phase], at, since)
+        row = _COLUMNS * rank
+        step, phase = self._integers[row + _STEP], self._integers[row + _PHASE]
+        return Heartbeat(step, PHASES[phase], self._times[row + _AT], self._times[row + _SINCE])
 
     @property
     def asked_to_end(self) -> bool:
