@@ -223,11 +223,16 @@ class TokenDataset:
         return Where(self._sources[places.source[0]], int(places.epoch[0]), int(places.start[0]))
 
     def documents_of(self, i: int) -> list[Span]:
-        """Return the documents of sample i in order; their lengths sum to sequence + 1."""
+        """Return the documents of sample i in order.
+
+        Their lengths sum to sequence + 1. For packed documents they sum to sequence, because the last token begins the
+        next window and is no target.
+        """
         places = self._places(np.asarray([i], dtype=np.int64))
         source, start = int(places.source[0]), int(places.start[0])
         shard = self._shards[source]
-        return spans(self._names(source), shard.document_starts, (start, start + self.sequence + 1))
+        stop = start + self.sequence + (not self._packed)
+        return spans(self._names(source), shard.document_starts, (start, stop))
 
     def documents(self) -> Iterator[Found]:
         """Yield every document that has tokens in this split."""

@@ -16,6 +16,7 @@ from trivium.tokens.chat.encode import encode_conversation
 from trivium.tokens.chat.pack import pack
 from trivium.tokens.chat.shard import PADDING, Document, PackSettings, write_conversations, write_packed
 from trivium.tokens.chat.template import read_template
+from trivium.tokens.lineage import Span
 from trivium.tokens.manifest import open_shards, read_tokens_manifest, verify_tokens
 from trivium.tokens.samples import TokenDataset
 from trivium.training.verified_tokens import refuse_other_ids
@@ -49,9 +50,9 @@ def test_each_bin_is_a_window_and_holds_whole_conversations(tmp_path: Path) -> N
         for sample in range(data.num_samples):
             rows, spans = data.rows(sample, 1), data.documents_of(sample)
             assert rows.starts is not None
-            inside = [span for span in spans if span.offset < SEQUENCE]
-            assert np.flatnonzero(rows.starts[0]).tolist() == [span.offset for span in inside]
-            for span in inside:
+            assert np.flatnonzero(rows.starts[0]).tolist() == [span.offset for span in spans]
+            assert sum(span.length for span in spans) == SEQUENCE
+            for span in spans:
                 here = slice(span.offset, span.offset + span.length)
                 if span.document == PADDING:
                     assert not rows.weights[0][max(span.offset - 1, 0) : span.offset + span.length].any()
@@ -83,12 +84,15 @@ def test_a_conversation_is_found_by_file_and_line(tmp_path: Path) -> None:
     data = TokenDataset.open(tmp_path, "train", sequence=SEQUENCE, seed=3)
     found = [one for n in range(1, 41) for one in data.find(f"x.jsonl:{n}")]
     assert len(found) > 20
+    samples = 2 * data.num_samples
     for one in found:
-        sightings = data.sightings(one, 2 * data.num_samples)
-        assert [sighting.epoch for sighting in sightings] == [0, 1]
-        for sighting in sightings:
-            spans = data.documents_of(sighting.sample)
-            assert (one.document, sighting.offset) in [(span.document, span.offset) for span in spans]
+        assert [sighting.epoch for sighting in data.sightings(one, samples)] == [0, 1]
+    backward = [
+        (seen.sample, Span(one.document, seen.offset, seen.length, seen.begin))
+        for one in data.documents()
+        for seen in data.sightings(one, samples)
+    ]
+    assert sorted(backward) == sorted((s, span) for s in range(samples) for span in data.documents_of(s))
 
 
 @pytest.mark.parametrize("too_long", ["truncate", "split"])
@@ -123,7 +127,7 @@ def test_longer_conversations_are_truncated_or_split_and_counted(tmp_path: Path,
             int(data.rows(s, 1).weights[0][span.offset : span.offset + span.length - 1].sum())
             for s in range(data.num_samples)
             for span in data.documents_of(s)
-            if span.document in starts and span.offset < SEQUENCE
+            if span.document in starts
         )
         assert total == int(encoded[long.name].counted.sum())  # no target is lost
 
@@ -153,9 +157,7 @@ def test_groups_stay_in_one_bin(tmp_path: Path) -> None:
     data = TokenDataset.open(tmp_path, "train", sequence=SEQUENCE, seed=3)
     together = 0
     for sample in range(data.num_samples):
-        names = [
-            span.document for span in data.documents_of(sample) if span.document != PADDING and span.offset < SEQUENCE
-        ]
+        names = [span.document for span in data.documents_of(sample) if span.document != PADDING]
         assert all(a.split("/")[0] == b.split("/")[0] for a, b in zip(names[::2], names[1::2], strict=True))
         together += len(names)
         assert set(data.rows(sample, 1).weights[0].tolist()) <= {0, 0.5}

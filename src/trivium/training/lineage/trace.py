@@ -59,10 +59,10 @@ def trace(record: Record, step: int, row: int, position: int) -> dict[str, Any]:
     """
     (first, count), data = record.plan.batch.at(_known(record, step) - 1), record.data
     _within("--row", row, count)
-    _within("--position", position, data.sequence + 1)
     sample = first + row
-    where, tokens = data.where(sample), data.sample(sample)
-    span = next(s for s in data.documents_of(sample) if s.offset <= position < s.offset + s.length)
+    where, tokens, spans = data.where(sample), data.sample(sample), data.documents_of(sample)
+    _within("--position", position, sum(span.length for span in spans))
+    span = next(s for s in spans if s.offset <= position < s.offset + s.length)
     return {
         "step": step,
         "row": row,
