@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tokens.curated import prose
 from trivium.errors import DataError
+from trivium.tokens import bulk
 from trivium.tokens.bulk import BYTE_OF, equal_encoding, merges_alone_decide
 from trivium.tokens.tokenizer import END_OF_TEXT, Tokenizer, given_tokenizer, train_tokenizer
 
@@ -187,3 +188,18 @@ def test_accepted_random_merges_agree(seed, text):
     tokenizer = Tokenizer(library.to_str())
     assert (tokenizer.bulk is not None) == merges_alone_decide(merges, words)
     same(tokenizer, text)
+
+
+def test_a_new_encoder_is_made_before_the_cache_of_words_grows_without_bound(monkeypatch):
+    monkeypatch.setattr(bulk, "_MAX_IDS", 1000)
+    encoder, used = equal_encoding(TRAINED.description), []
+    for n in range(20):
+        text = " ".join(f"{n}{k}" for k in range(60))
+        (ids,) = encoder.encode([text])
+        assert ids.tolist() == TRAINED.encode(text)
+        used.append((encoder._own.encoder, len(ids)))
+    read = {}
+    for one, ids in used:
+        read[id(one)] = read.get(id(one), 0) + ids
+    assert len(read) > 2
+    assert max(read.values()) < 1000 + max(ids for _, ids in used)
