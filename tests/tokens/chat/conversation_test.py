@@ -59,7 +59,13 @@ def test_every_format_gives_the_turns_that_it_says(row: dict, turns: tuple[Turn,
 
 @pytest.mark.parametrize(
     ("said_of_it", "counted"),
-    [({"weight": 0}, False), ({"weight": 1.0}, True), ({"train": False}, False), ({"weight": 1, "train": None}, True)],
+    [
+        ({"weight": 0}, False),
+        ({"weight": 1.0}, True),
+        ({"train": False}, False),
+        ({"loss": False}, False),
+        ({"weight": 1, "train": None}, True),
+    ],
 )
 def test_an_answer_that_its_data_excludes_is_read_and_does_not_count(said_of_it: dict, counted: bool) -> None:
     row = said(LONG)
@@ -74,6 +80,7 @@ def test_an_answer_that_its_data_excludes_is_read_and_does_not_count(said_of_it:
         {"prompt": said(PROMPT), "chosen": said(GOOD), "rejected": said(BAD)},
         {"prompt": "Hi", "chosen": said(PROMPT + GOOD), "rejected": said(PROMPT + BAD)},
         {"chosen": said(PROMPT + GOOD), "rejected": said(PROMPT + BAD)},
+        {"question": "Hi", "chosen": said(PROMPT + GOOD), "rejected": said(PROMPT + BAD)},
         {"chosen": "Hi Yo", "rejected": "Hi No"},
         {"chosen": "\n\nHuman: Hi\n\nAssistant: Yo", "rejected": "\n\nHuman: Hi\n\nAssistant: No"},
     ],
@@ -111,11 +118,18 @@ BAD_ROWS = [
     ({"messages": [said(ONE)[0], said(ONE)[1] | {"weight": 0.5}]}, "turn 2 has the weight 0.5; give 1 if it counts"),
     ({"messages": [said(ONE)[0], said(ONE)[1] | {"weight": 0}]}, "no answer of it counts as a target"),
     ({"prompt": "Hi", "completion": "No", "label": False}, "its label is false"),
+    ({"messages": said(ONE), "label": False}, "its label is false, so its answer is to be avoided"),
+    ({"instruction": "Hi", "output": "No", "kto_tag": False}, "its kto_tag is false"),
+    ({"messages": said(ONE), "images": ["a.png"]}, "images is ['a.png'], and only text without tools is supported"),
+    ({"messages": [said(ONE)[0], said(ONE)[1] | {"reasoning": "Hm."}]}, "turn 2 has reasoning, which is not supported"),
     ({"instruction": "a", "output": "b", "history": 3}, "history has to be a list of [instruction, output]; found 3"),
     ({"instruction": "a", "output": "b", "history": [["c"]]}, "item 1 has to be [instruction, output]; found ['c']"),
     ({"messages": "Hi"}, "messages has to be a list of messages; found a text"),
     ({"messages": ["Hi"]}, "turn 1 has to be a message with role and content; found a text"),
-    ({"messages": said(ONE), "tools": [{"name": "f"}]}, "tools are not supported"),
+    (
+        {"messages": said(ONE), "tools": [{"name": "f"}]},
+        "only text without tools is supported; remove the row, or only tools if",
+    ),
     ({"text": "Hi"}, "its columns are 'text'; they have to be one of: messages; conversations; instruction and output"),
     ({"chosen": "a", "rejected": "b"}, "it is a preference pair"),
     ({"prompt": "a", "completion": "\ud800"}, "has a lone surrogate ('\\ud800' at position 0)"),
@@ -128,6 +142,8 @@ BAD_PAIRS = [
     ({"prompt": said(ONE), "chosen": "b", "rejected": "c"}, "chosen: turns 2 and 3 are both the assistant's"),
     ({"prompt": "a", "chosen": [said(GOOD)[0] | {"weight": 0}], "rejected": "c"}, "chosen: no answer of it counts"),
     ({"chosen": "b", "rejected": "c"}, "have no common beginning; give the row a prompt"),
+    ({"question": "a", "chosen": "It is b", "rejected": "It is c"}, "it has no prompt but question"),
+    ({"instruction": "a", "input": "", "chosen": "It is b", "rejected": "It is c"}, "it has no prompt but instruction"),
     ({"prompt": "a", "chosen": said(LONG[1:4]), "rejected": "c"}, "chosen: turns 1 and 2 are both the user's"),
     ({"prompt": "a", "completion": "b"}, "they have to be one of: chosen and rejected"),
 ]

@@ -8,7 +8,8 @@
 | prompt and completion | `prompt`, `completion`: texts or lists of messages |
 | preference pair | `prompt` (without it, their common beginning), `chosen`, `rejected`: texts or lists of messages |
 
-An answer whose message has `weight` 0 (OpenAI) or `train` false (axolotl) is read, but does not count as a target.
+An answer whose message has `weight` 0 (OpenAI), `train` false (axolotl) or `loss` false (ms-swift) is read, but does
+not count as a target.
 """
 
 import os
@@ -34,11 +35,13 @@ _ROLES = {
 _MAY_FOLLOW = {SYSTEM: ("",), USER: ("", SYSTEM, ASSISTANT), ASSISTANT: (USER, TOOL), TOOL: (ASSISTANT, TOOL)}
 # What a template would have to show, so that leaving it out would change the conversation.
 _UNREAD_OF_ROW, _UNREAD_OF_TURN = (
-    ("tools", "functions"),
-    ("tool_calls", "function_call", "reasoning_content", "thinking"),
+    ("tools", "functions", "image", "images", "video", "videos", "audio", "audios"),
+    ("tool_calls", "function_call", "reasoning", "reasoning_content", "thinking"),
 )
-_COUNTED = ("weight", "train")
-_NONE_COUNTS = "no answer of it counts as a target: each has weight 0 or train false"
+_LABELS = ("label", "kto_tag")  # false marks an answer to be avoided (KTO)
+_QUESTIONS = ("question", "query", "instruction", "input", "messages", "conversations")
+_COUNTED = ("weight", "train", "loss")
+_NONE_COUNTS = "no answer of it counts as a target: each has weight 0, train false or loss false"
 _HH_TURN = re.compile(r"\n\n(Human|Assistant): ?")  # how Anthropic's HH-RLHF writes a conversation as one text
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")  # of the files in a folder
 _SHOWN_ROWS = 10
@@ -142,7 +145,10 @@ def _fields(value: Any) -> Mapping[str, Any]:
     row = {str(name): one for name, one in value.items() if one is not None}
     for name in _UNREAD_OF_ROW:
         if row.get(name):
-            raise ValueError(f"{name} is {_short(row[name])}, and tools are not supported; remove it")
+            raise ValueError(
+                f"{name} is {_short(row[name])}, and only text without tools is supported; remove the row, or only "
+                f"{name} if the answers do not depend on it"
+            )
     return row
 
 
@@ -153,6 +159,11 @@ def counts(turn: Turn) -> bool:
 
 def conversation_of(row: Mapping[str, Any]) -> tuple[Turn, ...]:
     """Return the turns of a row. Raises ValueError with the reason for one that is no valid conversation."""
+    for name in _LABELS:
+        if row.get(name) is False:
+            raise ValueError(
+                f"its {name} is false, so its answer is to be avoided, and it would be learned; remove the row"
+            )
     if "messages" in row or "conversations" in row or "conversation" in row:
         name = next(one for one in ("messages", "conversations", "conversation") if one in row)
         turns = _with_system(row, _turns(row[name], name))
@@ -163,8 +174,6 @@ def conversation_of(row: Mapping[str, Any]) -> tuple[Turn, ...]:
         answer = Turn(ASSISTANT, _text(row["output"], "output"))
         turns = _with_system(row, (*_history(row), Turn(USER, question), answer))
     elif "prompt" in row and "completion" in row:
-        if row.get("label") is False:
-            raise ValueError("its label is false, so its completion is to be avoided, and it would be learned")
         asked = _either(row["prompt"], "prompt", USER)
         turns = _with_system(row, (*asked, *_either(row["completion"], "completion", ASSISTANT)))
     elif "chosen" in row and "rejected" in row:
@@ -233,6 +242,8 @@ def _prompt_and_answers(row: Mapping[str, Any]) -> tuple[tuple[Turn, ...], list[
         # Some data sets repeat the prompt in both.
         return prompt, [one[len(prompt) :] if one[: len(prompt)] == prompt else one for one in answers]
     if all(isinstance(text, str) for text in texts) and not all(_HH_TURN.match(text) for text in texts):
+        if unread := next((name for name in _QUESTIONS if row.get(name)), None):
+            raise ValueError(f"it has no prompt but {unread}, which pairs do not read; write the question as prompt")
         common = texts[0][: agreement(*texts)]
         cut = len(common.rstrip()) if common[-1:].isspace() else common.rfind(" ") + 1  # between words
         begin = common[:cut].rstrip()
