@@ -39,6 +39,8 @@ def test_one_clear_number_is_the_score(answer, score):
         ("excellent", "no number"),
         ("80 or 90", "several numbers"),
         ("80-90", "several numbers"),
+        ("Score: 80-90", "several numbers"),
+        ("Score: 80 to 90", "several numbers"),
         ("Score: 80, or rather score: 90", "several numbers"),
         ("101", "number outside of the scale"),
         ("-5", "number outside of the scale"),
@@ -87,6 +89,7 @@ fluency/register - "dir"
         ("**No errors.**", 0),
         ("Critical: no-error\nMajor: none\nMinor: style/awkward - 'x'", -1),
         ("Major: fluency: none\nMinor: no minor errors", 0),
+        ("Critical: none; Major: none; Minor errors: no-error", 0),
         ("Critical:\nMajor:\nfluency/grammar - 'x'\nMinor:", -5),
         ("Critical:\naccuracy/addition - 'x'\nMajor:\naccuracy/omission", -25),
         ("Minor:\nnon-translation", -25),
@@ -119,6 +122,10 @@ def test_errors_are_weighted_by_the_heading_above_them(answer, score):
         "No errors.\naccuracy/omission - 'x'",  # no severity
         LISTED + "\nOverall the accuracy/fluency is fine.",  # an error or a remark
         "Major:\n- the word 'x' is wrong",  # no category
+        "Critical: none; Major: none; Minor: accuracy/mistranslation - 'cat'",
+        "Critical: no-error. Major errors: style - 'x'. Minor: no-error",
+        "Critical:\nNone of it was translated (accuracy/omission - 'all')\nMajor:\nno-error",
+        "Major:\nNo critical errors, but accuracy/mistranslation - 'x'\nMinor:\nno-error",
         "<think>no-error</think>",
     ],
 )
@@ -147,7 +154,22 @@ def test_list_of_errors_that_was_cut_is_not_parsed():
 
 
 @pytest.mark.parametrize(
-    "text", ["<think>", "- ", "1 ", "score ", "score:", "accuracy ", "minor ", "0 -", "(", "\n", "a" * 10]
+    "text",
+    [
+        "<think>",
+        "- ",
+        "1 ",
+        "score ",
+        "score:",
+        "accuracy ",
+        "minor ",
+        "none minor ",
+        "none minor:",
+        "0 -",
+        "(",
+        "\n",
+        "a" * 10,
+    ],
 )
 def test_long_hostile_answers_are_read_in_linear_time(text):
     answer, begin = text * (400_000 // len(text)), time.process_time()

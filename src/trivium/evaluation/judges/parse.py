@@ -23,7 +23,10 @@ _CATEGORIES = r"accuracy|fluency|style|terminology|locale(?: convention)?|non-tr
 _CATEGORY = re.compile(rf"\(?(?:{_CATEGORIES})\b\)?\s*(?:[/:(\-–—\"].*|\w+\s*[-–—:(\"].*)?\Z")
 # A category anywhere, with its kind as "fluency/grammar". In a line that is not listed, it may be a remark.
 _KIND = re.compile(rf"\b(?:{_CATEGORIES})\s*/\s*\w")
-_NONE = re.compile(rf"(?:(?:{_CATEGORIES})\s*:)?[\s\"'(\[]*(?:no[- ](?:\w+[- ])?(?:errors?|issues?)\b|none\b|n/a\b).*")
+_NO_ERROR = r"(?:no[- ](?:\w+[- ])?(?:errors?|issues?)\b|none\b|n/a\b)"
+_NONE = re.compile(rf"(?:(?:{_CATEGORIES})\s*:)?[\s\"'(\[]*{_NO_ERROR}.*")
+# An error in a line that begins with "none": a category with its kind, or another severity that is not "none".
+_ERROR_BESIDE = re.compile(rf"{_KIND.pattern}|\b{_SEVERITY.pattern}(?: \w+)?\s*[:：](?!\s*{_NO_ERROR})")
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ def number_in(answer: str, lowest: float, highest: float, *, label: str = "score
     else:
         found = _NUMBER.findall(text)
         if len(found) > 1:
-            labelled = rf"\b(?:{re.escape(label)}|score)\W*[:=]\s*({_NUMBER.pattern})"
+            labelled = rf"\b(?:{re.escape(label)}|score)\W*[:=]\s*({_NUMBER.pattern})(?!\s*(?:-|–|to|or)\s*\d)"
             found = re.findall(labelled, text, re.IGNORECASE) or found
     if len(found) != 1:
         return Parsed(None, "several numbers" if found else "no number")
@@ -83,6 +86,8 @@ def errors_in(answer: str, *, max_errors: int = 5, non_translation: NonTranslati
         if not line:
             continue
         if _NONE.fullmatch(line):
+            if _ERROR_BESIDE.search(line):
+                return Parsed(None, "error or remark")
             says_none = True
         elif _SEVERITY.match(line):
             return Parsed(None, "unknown heading")
