@@ -13,7 +13,7 @@ from trivium.corpus.document import Document
 from trivium.corpus.steps import Drop, Keep
 
 PERSONAL = {
-    "email": ["jane.doe+news@mail.example.co.uk", "a_b@x.org", "O.Neil-1@sub.a-b.museum"],
+    "email": ["jane.doe+news@mail.example.co.uk", "a_b@x.org", "jürgen@x.de", "O.Neil-1@sub.a-b.museum"],
     "phone": [
         "+49 89 1234567", "(212) 555-0123", "212-555-0123", "1-800-555-0199", "+1 (212) 555-0123",
         "+33 1 23 45 67 89",
@@ -24,6 +24,7 @@ PERSONAL = {
         "ghp_" + "a1B2" * 9,
         "AIza" + "x" * 35,
         "-----BEGIN RSA PRIVATE KEY-----\nMIIabc\n-----END RSA PRIVATE KEY-----",
+        "-----BEGIN PGP PRIVATE KEY BLOCK-----\n\nlQOYBF\n=aB1c\n-----END PGP PRIVATE KEY BLOCK-----",
     ],
 }  # fmt: skip
 HARMLESS = [
@@ -46,6 +47,13 @@ def test_every_form_is_masked_and_counted_once(kind, text):
         found_text, found = masked(around.format(text), PrivacyConfig())
         assert found == {kind: 1}
         assert found_text == around.format(f"[{kind.upper()}]")
+
+
+@pytest.mark.parametrize("around", ["メールは{}まで", "电话{}号", "ที่{}ครับ", "주소는 {}으로", "ຢູ່{}ແລະ"])
+@pytest.mark.parametrize("kind", ["email", "phone", "ip"])
+def test_a_word_of_a_script_without_blanks_may_stand_beside(kind, around):
+    for text in PERSONAL[kind]:
+        assert masked(around.format(text), PrivacyConfig())[0] == around.format(f"[{kind.upper()}]")
 
 
 @pytest.mark.parametrize("text", HARMLESS)
@@ -90,8 +98,8 @@ def test_no_text_with_a_match_is_passed_over(kind):
 
 # what the pattern of telephone numbers says, with every way of trying it
 _PLAINLY = re.compile(
-    r"(?<![\w.+-])(?:\+\d{1,3}(?:[ .-]?(?:\(\d{1,4}\)|\d{1,4})){2,5}"
-    r"|(?:1[ .-])?(?:\(\d{3}\) ?|\d{3}[ .-])\d{3}[ .-]\d{4})(?![\w-]|\.\d)"
+    rf"(?<![.+-])(?<!{privacy._WORD})(?:\+\d{{1,3}}(?:[ .-]?(?:\(\d{{1,4}}\)|\d{{1,4}})){{2,5}}"
+    rf"|(?:1[ .-])?(?:\(\d{{3}}\) ?|\d{{3}}[ .-])\d{{3}}[ .-]\d{{4}})(?!{privacy._WORD}|-|\.\d)"
 )
 
 

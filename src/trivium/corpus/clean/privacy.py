@@ -15,21 +15,29 @@ from trivium.corpus.config import PrivacyConfig
 from trivium.corpus.document import Document
 from trivium.corpus.steps import Drop, Keep, Step, Verdict, noted
 
+# A letter, digit or underscore with which a number or an address would go on. In Thai, Lao, Tibetan, Burmese, Khmer,
+# Chinese, Japanese and Korean, words stand beside them without a blank, so their letters do not count.
+_WORD = (
+    r"[^\W\u0e01-\u0e4f\u0e81-\u0ecf\u0f40-\u0fbc\u1000-\u103f\u1050-\u108f\u1100-\u11ff\u1780-\u17d3"
+    r"\u3005-\u9fff\uac00-\ud7ff\uf900-\ufaff\U00020000-\U0003ffff]"
+)
 _EMAIL = re.compile(
-    r"(?<![\w.+-])[\w.+-]{1,64}@(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.){1,8}[A-Za-z]{2,24}(?![\w-])"
+    rf"(?<![.+-])(?<!{_WORD})(?:{_WORD}|[.+-]){{1,64}}@"
+    rf"(?:[A-Za-z0-9](?:[A-Za-z0-9-]{{0,61}}[A-Za-z0-9])?\.){{1,8}}[A-Za-z]{{2,24}}(?!{_WORD}|-)"
 )
 # Possessive (`++`), because with backtracking, hostile texts would take seconds.
 _PHONE = re.compile(
-    r"(?<![\w.+-])(?:"
+    rf"(?<![.+-])(?<!{_WORD})(?:"
     r"\+\d{1,3}+(?:[ .-]?(?:\(\d{1,4}\)|\d{1,4}+)){2,5}"  # +49 (89) 123 4567
     r"|(?:1[ .-])?(?:\(\d{3}\) ?|\d{3}[ .-])\d{3}[ .-]\d{4}"  # (212) 555-0123
-    r")(?![\w-]|\.\d)"
+    rf")(?!{_WORD}|-|\.\d)"
 )
-_IPV4 = r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w]|\.\d)"
-_IPV6 = r"(?<![\w:.])(?:[0-9A-Fa-f]{0,4}:){2,7}[0-9A-Fa-f]{0,4}(?![\w:]|\.\w)"
+_IPV4 = rf"(?<!\.)(?<!{_WORD})(?:\d{{1,3}}\.){{3}}\d{{1,3}}(?!{_WORD}|\.\d)"
+_IPV6 = rf"(?<![:.])(?<!{_WORD})(?:[0-9A-Fa-f]{{0,4}}:){{2,7}}[0-9A-Fa-f]{{0,4}}(?!{_WORD}|:|\.\w)"
 _IP = re.compile(f"{_IPV4}|{_IPV6}")
 _KEY = re.compile(
-    r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----(?:[^-]++|-(?!----))++-----END [A-Z ]{0,30}PRIVATE KEY-----"
+    r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY(?: BLOCK)?-----(?:[^-]++|-(?!----))++"
+    r"-----END [A-Z ]{0,30}PRIVATE KEY(?: BLOCK)?-----"
     r"|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"  # Amazon
     r"|\bgh[pousr]_[A-Za-z0-9]{36,255}\b|\bgithub_pat_\w{50,255}\b"  # GitHub
     r"|\bAIza[0-9A-Za-z_-]{35}(?![\w-])"  # Google
