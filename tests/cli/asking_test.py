@@ -460,6 +460,7 @@ def test_bias_measures_every_analysis_on_data_of_ones_own_and_along_the_training
     trivium("bias", run, "--every", sets=(*FEW_OCCUPATIONS, "bias.analyses=[association]"))
     series = read(run / "bias_series.json")
     assert [(c["step"], c["tokens"]) for c in series["checkpoints"]] == [(4, 4000), (8, 8000)]
+    assert series["checkpoints"][-1]["sha256"] == found["model"]["sha256"]  # so the report notes another training
     assert "8,000 tokens" in capsys.readouterr().out
 
 

@@ -105,7 +105,6 @@ def _measure_asked(place: Path, out: Path, preset: str | None, sets: list[str] |
 
 def _series(run: Run) -> None:
     from trivium.checkpoint.format import published, refuse_at_url
-    from trivium.checkpoint.load import Checkpoint
     from trivium.evaluation.bias.run import Moment, series
 
     BIAS.inputs(run)
@@ -116,9 +115,8 @@ def _series(run: Run) -> None:
 
     def moments() -> Iterator[Moment]:
         for place in places:
-            about = Checkpoint.open(place).manifest
             say(f"  {place.name}")
-            yield Moment(int(about["step"]), int(about["tokens_seen"]), open_writer(run, place))
+            yield Moment(about_checkpoint(place), open_writer(run, place))
 
     found: Result = {}
     with progress_of("bias") as progress:

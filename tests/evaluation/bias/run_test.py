@@ -43,7 +43,7 @@ def test_series_follows_bias_growing_over_checkpoints(tmp_path, monkeypatch):
         **{**SMALL, "cooccurrence": {"samples": 100, "axes": ["gender"], "lexicon": lexicon(tmp_path)}},
     )
     scorers = [Telling(lambda p, d=d: 0.2 + d * p.startswith("She")) for d in (0.0, 0.3, 0.6)]
-    trees = list(series(config, [Moment(k, 1000 * k, s) for k, s in enumerate(scorers)], seed=1))
+    trees = list(series(config, [Moment({"step": k, "tokens": 1000 * k}, s) for k, s in enumerate(scorers)], seed=1))
     assert [len(tree["checkpoints"]) for tree in trees] == [1, 2, 3]  # each tree contains the results so far
     found = trees[-1]
     assert [m["tokens"] for m in found["checkpoints"]] == [0, 1000, 2000]
@@ -56,7 +56,7 @@ def test_series_is_labelled_by_steps(tmp_path, monkeypatch):
     write_checkpoint(tmp_path, plan_of(), step=4, updates=3)
 
     def told(config, moments, **_):
-        yield {"checkpoints": [{"step": m.step, "tokens": m.tokens, "effects": []} for m in moments]}
+        yield {"checkpoints": [{**m.model, "effects": []} for m in moments]}
 
     monkeypatch.setattr(verb, "BIAS", SimpleNamespace(inputs=lambda run: {}))
     monkeypatch.setattr(verb, "open_writer", lambda run, place: None)

@@ -25,10 +25,9 @@ class Measured(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """A checkpoint of a training run."""
+    """A checkpoint of a training run. model: its description, with `step`, `tokens` and `sha256`."""
 
-    step: int
-    tokens: int
+    model: Tree
     scorer: Scorer
 
 
@@ -65,14 +64,14 @@ def measure(
 def series(
     config: BiasConfig, moments: Iterable[Moment], *, seed: int, progress: Progress = silent
 ) -> Iterator[dict[str, Any]]:
-    """Yield the effects at each checkpoint: {format, checkpoints: [{step, tokens, effects}]}.
+    """Yield the effects at each checkpoint: {format, checkpoints: [{**model, effects}]}.
 
     The full tree is yielded after each checkpoint, so that a later failure loses no result.
     """
     found: list[dict[str, Any]] = []
     for moment in moments:
         measured = measure(config, moment.scorer, seed=seed, progress=progress)
-        found.append({"step": moment.step, "tokens": moment.tokens, "effects": measured.results["effects"]})
+        found.append({**moment.model, "effects": measured.results["effects"]})
         yield {"format": SERIES_FORMAT, "checkpoints": [*found]}
 
 
