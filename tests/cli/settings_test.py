@@ -76,8 +76,13 @@ def test_option_of_a_field_is_what_set_would_be(words, given, sets):
     [
         (["train", "--lr", "1e-3", "--set", "training.lr=1"], "'training.lr' is given twice"),
         (["train", "--lr", "fast"], "training.lr is 'fast'"),
-        (["serve", "--lr", "1"], "`trivium serve` does not read this; give it to `trivium train`"),
-        (["plan", "search", "--model", "demo", "--lr", "1"], "--set training.lr=1: a search takes only"),
+        (["serve", "--lr", "1"], "--lr: `trivium serve` does not read this; give it to `trivium train`"),
+        (["plan", "search", "--model", "demo", "--lr", "1"], "--lr=1: a search takes only"),
+        (["serve", "--set", "training.lr=1"], "--set training.lr: `trivium serve` does not read this"),
+        (
+            ["corpus", "curate", "--set", "curate.keep_all=true", "--filters", "c4"],
+            "--filters: curate.keep_all is true",
+        ),
         (["plan", "--lr", "1", "show"], "--set training.lr=1 stands before 'show'"),
         (["train", "--lr"], "--lr"),
     ],

@@ -62,6 +62,7 @@ def test_what_other_systems_call_a_field_leads_to_it(name):
     ("words", "meant"),
     [
         (["train", "--learning-rate=2e-4"], "--lr (training.lr)"),
+        (["train", "--max-steps", "4"], "--steps (training.steps)?"),
         (["train", "--batch-size", "8"], "--batch (plan.batch.sequences)"),
         (["config", "show", "--num-layers", "2"], "--layers (plan.model.layers)"),
         (["train", "--warmup-steps", "8"], "--warmup-tokens (training.warmup_tokens)"),
@@ -107,6 +108,8 @@ def test_unknown_command_names_the_nearest_by_its_name_or_its_help(call, words, 
 
 def test_unknown_option_proposes_no_field_where_set_is_not_accepted(call):
     assert "`trivium doctor --help` lists" in call("doctor", "--learning-rate", "3")[1]
+    for option in ("--max-byte", "--max-new-tokens"):  # of the harvest and of generation, which `train` does not read
+        assert f"{option}: no such option; `trivium train --help` lists" in call("train", option, "3")[1]
     code, told = call("train", "--\x1b[2J")
     assert code == 2 and "\x1b" not in told
 

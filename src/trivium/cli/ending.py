@@ -217,7 +217,7 @@ def _others_with(error: Any, asked: str, commands: Commands) -> list[str]:
 def _meant(error: Any) -> Iterator[str]:
     """Yield what an unknown option may mean, as it is typed, the likeliest first: options of the command, and fields of
     the config that --set takes there."""
-    from trivium.cli.settings import SETS, options_of, root_of
+    from trivium.cli.settings import SETS, is_shown, options_of, root_of
     from trivium.config import field_paths
 
     command = error.ctx.command
@@ -229,5 +229,5 @@ def _meant(error: Any) -> Iterator[str]:
     if any(SETS in param.opts for param in command.params):
         root = root_of(command)
         fields = [*root.meant(error.option_name, field_paths(root)), *fields]
-    for path in dict.fromkeys(fields):
+    for path in dict.fromkeys(path for path in fields if is_shown(command, path)):
         yield f"{paths[path]} ({path})" if path in paths else f"{SETS} {path}=VALUE"

@@ -140,7 +140,7 @@ class _Asked:
 def evaluate(given: _Asked) -> None:
     """Score held-out tasks zero- and few-shot; or published ones, beside the paper's figures.
 
-    With MODEL, --set overrides shots_drawn, confidence, resamples and tokenizer (its path) too: --set confidence=0.9.
+    Without MODEL, --set overrides the fields that `trivium config explain evaluation` lists.
     MODEL may also be a file of predictions for HANS (0 or 1 a pair), which takes no --set.
     """
     target, data, json = given.target, given.data, given.json

@@ -12,6 +12,7 @@ from trivium.cli.ending import no_new_files_in
 from trivium.cli.model_argument import MODELS, model_path, preset_beside, sampling_of
 from trivium.cli.paths import local_path, path_or_url
 from trivium.cli.run_config import Given, RunConfig, resolve
+from trivium.cli.settings import as_typed
 from trivium.cli.show import say_aside
 from trivium.cli.stage import CORPUS_PATH, Run
 from trivium.cli.workspace import Workspace
@@ -188,10 +189,10 @@ class Reads(NamedTuple):
             if not why and section in _READER and not any(_is_in(path, name) for name in self.sections):
                 why = f"give it to `trivium {_READER[section]}`"
             if why:
-                unread.setdefault(why, []).append(path)
+                unread.setdefault(why, []).append(as_typed(path, sets))
         if unread:
             law = f"`trivium {self.verb}` does not read this"
-            raise ConfigError("\n".join(f"--set {', '.join(paths)}: {law}; {why}" for why, paths in unread.items()))
+            raise ConfigError("\n".join(f"{', '.join(named)}: {law}; {why}" for why, named in unread.items()))
 
 
 def _is_in(path: str, place: str) -> bool:
@@ -253,17 +254,19 @@ def check_filters(sets: list[str] | None, config: CurateConfig) -> None:
     if config.keep_all:
         every = [p for p, _ in leaves(parse_assignments(sets or (), RunConfig)) if _is_in(p, "curate")]
         if given := [p for p in every if not any(_is_in(p, f"curate.{name}") for name in _OF_KEEP_ALL)]:
+            named = ", ".join(as_typed(p, sets) for p in given)
             raise ConfigError(
-                f"--set {', '.join(given)}: curate.keep_all is true (--no-curation), so every document is kept "
-                f"unchanged; give --curation, or leave this out"
+                f"{named}: curate.keep_all is true (--no-curation), so every document is kept unchanged; give "
+                f"--curation, or leave this out"
             )
         return
     for section, filters in FILTERS_OF.items():
         given = [p for p, _ in leaves(parse_assignments(sets or (), RunConfig)) if _is_in(p, f"curate.{section}")]
         if given and not any(name in config.filters for name in filters):
+            named = ", ".join(as_typed(p, sets) for p in given)
             raise ConfigError(
-                f"--set {', '.join(given)}: curate.filters is {list(config.filters)}, without {filters[0]}; add it "
-                f"there, or leave this out"
+                f"{named}: curate.filters is {list(config.filters)}, without {filters[0]}; add it there, or leave this "
+                f"out"
             )
 
 

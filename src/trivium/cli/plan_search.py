@@ -14,7 +14,7 @@ from trivium.cli.paths import local_path
 from trivium.cli.planned import pinned
 from trivium.cli.price import machine_of
 from trivium.cli.run_config import Given, RunConfig, based_on, is_machine_file, resolve
-from trivium.cli.settings import shows
+from trivium.cli.settings import as_typed, shows
 from trivium.cli.show import say_aside, say_either
 from trivium.config import build_named, leaves, merge, parse_assignments, preset_files, preset_names, to_tree
 from trivium.errors import ConfigError
@@ -130,8 +130,9 @@ def _given(asked: Asked) -> Given:
     for path, value in leaves(parse_assignments(asked.sets or (), RunConfig)):
         if not any(f"{path}.".startswith(f"{taken}.") for taken in TAKEN):
             raise ConfigError(
-                f"--set {path}={value}: a search takes only {', '.join(TAKEN)} of a config, and chooses the rest of a "
-                f"plan; leave it out, or price one plan: `trivium plan show --preset {asked.model} --set …`"
+                f"{as_typed(path, asked.sets)}={value}: a search takes only {', '.join(TAKEN)} of a config, and "
+                f"chooses the rest of a plan; leave it out, or price one plan: `trivium plan show --preset "
+                f"{asked.model} --set …`"
             )
     return Given(asked.model, tuple(asked.sets or ()))
 

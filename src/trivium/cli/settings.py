@@ -19,6 +19,18 @@ SETS = "--set"
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
+class Typed(str):
+    """An assignment, as --set takes it, for which the user typed the option of a field."""
+
+    option: str
+
+
+def as_typed(path: str, sets: Iterable[str] | None) -> str:
+    """Return how the user named a field: by its option, or by --set with its path. sets: what --set was given."""
+    options = (one.option for one in sets or () if isinstance(one, Typed) and one.partition("=")[0] == path)
+    return next(options, f"{SETS} {path}")
+
+
 class Setting(NamedTuple):
     """A field that has an option."""
 
@@ -48,10 +60,12 @@ class Setting(NamedTuple):
         words = {int: "N", float: "NUMBER", str: "TEXT", bool: ""}
         return "|".join(self.choices) or next((words[kind] for kind in self.kinds if kind in words), "VALUE")
 
-    def assignment(self, value: Any) -> str:
+    def assignment(self, value: Any) -> Typed:
         """Return what --set takes for a value that the option was given."""
         text = str(value).lower() if self.is_switch else str(value)
-        return f"{self.path}={f'[{text}]' if self.is_list and not text.startswith('[') else text}"
+        found = Typed(f"{self.path}={f'[{text}]' if self.is_list and not text.startswith('[') else text}")
+        found.option = self.option
+        return found
 
 
 @cache
@@ -91,6 +105,13 @@ def shown_by(command: Any) -> Shown:
     """Return what `shows` said of a click command."""
     shown: Shown = getattr(command.callback, "shown", Shown(()))
     return shown
+
+
+def is_shown(command: Any, path: str) -> bool:
+    """Whether the help of a click command lists the section of this field, or refers to it: the command may reject
+    fields of other sections of a run's config."""
+    shown = shown_by(command)
+    return shown.root is not None or not shown.places or _is_below(path, shown.places)
 
 
 def root_of(command: Any) -> type[Config]:
@@ -165,17 +186,23 @@ def _write_options(command: Any, ctx: Any, formatter: Any) -> None:
                 formatter.write_dl(rows)
     rows = list(_setting_rows(command))
     if rows:
-        with formatter.section("Fields of the config (all others: --set; `trivium config explain`)"):
+        others = "" if shown_by(command).root else " (all others: --set; `trivium config explain`)"
+        with formatter.section(f"Fields of the config{others}"):
             formatter.write_dl(rows)
 
 
 def _setting_rows(command: Any) -> Iterator[tuple[str, str]]:
-    from trivium.cli.fields import meaning_of
+    from trivium.cli.fields import fields_of, meaning_of
 
     for setting in options_of(command).values():
         if _is_below(setting.path, shown_by(command).places):
             meaning = meaning_of(root_of(command), setting.path)
             yield f"{setting.option} {setting.metavar}".strip(), f"{setting.path}: {meaning}"
+    if root := shown_by(command).root:  # `trivium config explain` knows the config of a run only
+        own = {one.name for one in command.params} | {setting.path for setting in options_of(command).values()}
+        for field in fields_of(root):
+            if field.path not in own:
+                yield f"{SETS} {field.path}=VALUE", field.meaning
 
 
 class _WithSettings:
