@@ -66,10 +66,11 @@ def error_of(exit_code: object, text: str) -> TriviumError:
     return kinds.get(exit_code, TriviumError)(text)
 
 
-def nearest(name: str, known: Iterable[str], *, also: Iterable[str] = ()) -> str:
-    """Return a hint for an unknown name: the most similar known one, or all known names. also: further candidates."""
+def nearest(name: str, known: Iterable[str], *, also: Iterable[str] = (), listed: Iterable[str] = ()) -> str:
+    """Return a hint for an unknown name: the most similar known one, or all known names. also: further candidates.
+    listed: the names to list in place of all, where these are too many."""
     names = sorted(known)
     close = [*islice(also, MAX_SUGGESTIONS), *difflib.get_close_matches(name, names, n=1, cutoff=0.5)]
     if close:
         return f"did you mean {' or '.join(map(repr, dict.fromkeys(close)))}?"
-    return f"known: {', '.join(names)}"
+    return f"known: {', '.join(listed or names)}"

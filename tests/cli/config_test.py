@@ -11,6 +11,7 @@ from trivium.cli.fields import fields_of
 from trivium.cli.options import check_filters
 from trivium.cli.run_config import Given, RunConfig, resolve
 from trivium.config import leaves, to_tree
+from trivium.plan.optimizer import Group
 from trivium.tokens.config import TokensConfig
 
 LOOKED_AT = ("tokens.vocabulary", "tokens.tokenizer")
@@ -62,6 +63,7 @@ def test_a_section_or_a_field_is_shown_alone_and_a_misspelt_one_is_refused(say) 
     for other in ("training.learning_rate", "lr"):  # as other systems call it, and without its section
         assert say("explain", other)[2].endswith("did you mean 'training.lr'?\n"), other
     assert "did you mean 'training'?" in say("show", "trainig")[2]
+    assert say("explain", "shots_drawn")[2].endswith(f"; known: {', '.join(RunConfig.model_fields)}\n")
 
 
 def test_a_bound_is_explained_where_it_is_more_than_what_any_whole_number_has() -> None:
@@ -74,6 +76,9 @@ def test_every_field_of_a_run_is_explained_by_its_type_and_the_comment_beside_it
     found = {field.path: field for field in fields_of(RunConfig)}
     values = {path for path, _ in leaves(to_tree(resolve(Given("demo"))))}
     assert {p for p in values if not p.startswith(tuple(f"{q}." for q in found))} <= found.keys()
+    assert not [path for path, field in found.items() if not field.meaning]
+    meaning = found["plan.optimizer.groups"].meaning
+    assert all(name in meaning for name in Group.model_fields)
     assert found["training.lr"][1:] == ("number > 0", "peak learning rate")
     assert found["plan.zero"].allowed == "0, 1, 2, 3"
     assert found["plan.model.rope_scaling"].allowed == "null or the fields below"

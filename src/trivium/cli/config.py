@@ -59,7 +59,7 @@ def _under(path: str, known: Sequence[str]) -> list[str]:
     if not found:
         sections = {p.rpartition(".")[0] for p in known} - {""}
         meant = list(RunConfig.meant(path, field_paths(RunConfig)))
-        hint = nearest(path, () if meant else {*known, *sections}, also=meant)
+        hint = nearest(path, () if meant else {*known, *sections}, also=meant, listed=RunConfig.model_fields)
         raise ConfigError(f"there is no section or field '{path}'; {hint}")
     return found
 

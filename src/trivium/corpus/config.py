@@ -119,13 +119,15 @@ class QualityConfig(Config):
 class RepetitionConfig(Config):
     """Maximum shares of a document that may be repetition (Gopher A1)."""
 
-    duplicate_lines: Fraction = 0.30  # lines that occurred before
-    duplicate_paragraphs: Fraction = 0.30  # paragraphs that occurred before
-    duplicate_line_characters: Fraction = 0.20  # characters in lines that occurred before
-    duplicate_paragraph_characters: Fraction = 0.20  # characters in paragraphs that occurred before
-    # characters in the most frequent n-gram, n = 2, 3, 4
+    duplicate_lines: Fraction = 0.30  # maximum share of lines that occurred before
+    duplicate_paragraphs: Fraction = 0.30  # maximum share of paragraphs that occurred before
+    # maximum share of characters in lines that occurred before
+    duplicate_line_characters: Fraction = 0.20
+    # maximum share of characters in paragraphs that occurred before
+    duplicate_paragraph_characters: Fraction = 0.20
+    # maximum shares of characters in the most frequent n-gram, n = 2, 3, 4
     top_ngram: tuple[Fraction, ...] = (0.20, 0.18, 0.16)
-    # characters in n-grams that occurred before, n = 5 … 10
+    # maximum shares of characters in n-grams that occurred before, n = 5 … 10
     repeated_ngram: tuple[Fraction, ...] = (0.15, 0.14, 0.13, 0.12, 0.11, 0.10)
 
 

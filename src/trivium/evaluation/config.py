@@ -86,7 +86,7 @@ class BenchmarkConfig(AskingConfig, Bootstraps):
 class IncontextConfig(AskingConfig):
     """Settings of the study of in-context examples. The paper's own grid is not published."""
 
-    shots: Annotated[tuple[NotNegative, ...], Field(min_length=1)] = (0, 1, 2, 4, 8, 16, 32)
+    shots: Annotated[tuple[NotNegative, ...], Field(min_length=1)] = (0, 1, 2, 4, 8, 16, 32)  # numbers of shots
     compare_at: Positive = 4  # number of shots at which orders, balances, sources and wordings are compared
     draws: Positive = 3  # sets of shots; each set is used for all questions
     orders: Positive = 4  # orders of one set of shots
@@ -100,6 +100,7 @@ class EvaluationConfig(Bootstraps):
     longer sequence. A question is the same at every number of shots, so that only the shots make a difference.
     """
 
+    # tasks to score
     tasks: Annotated[tuple[TaskName, ...], Field(min_length=1)] = (
         "agreement",
         "word_order",

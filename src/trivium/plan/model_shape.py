@@ -35,9 +35,12 @@ class ModelShape(LayerForm):
     # number of token ids; the table is padded, and padding is never predicted
     vocabulary: Annotated[Ids, Short("vocabulary")]
     vocabulary_multiple: Ids = 128  # rows of the table on each tensor rank are padded to a multiple of this
-    first: tuple[Run, ...] = ()  # the first layers, where they differ from the model's settings
-    pattern: tuple[Run, ...] = ()  # the other layers, repeated, where they differ from the model's settings
-    # adapters of linear layers, by the first group that matches; all other parameters are frozen
+    # the first layers, where they differ: mappings of times (their number) and of the model's settings that differ
+    first: tuple[Run, ...] = ()
+    # the other layers, where they differ: mappings as in first, which are repeated up to the last layer
+    pattern: tuple[Run, ...] = ()
+    # adapters of linear layers: mappings of match (a pattern of their names), kind and settings, of which the first
+    # that matches counts; all other parameters are frozen
     adapters: tuple[AdapterGroup, ...] = ()
     head: Literal["tied", "untied"] = "tied"  # whether the output matrix is the embedding's table
     documents: Literal["joined", "apart"] = "joined"  # whether packed documents attend to each other

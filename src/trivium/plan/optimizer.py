@@ -43,6 +43,8 @@ class Optimizer(Config):
     """Groups of parameters, of which the first that matches a parameter counts. What none matches is updated by AdamW
     with the settings of `training`."""
 
+    # parameter groups, each a mapping of match (a pattern of parameter names), rule (an optimizer), lr_scale,
+    # weight_decay, settings (of the rule) and trainable; the first group that matches a parameter counts
     groups: tuple[Group, ...] = ()
 
     @property

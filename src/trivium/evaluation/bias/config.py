@@ -31,10 +31,12 @@ class Draws(NamedTuple):
 class CooccurrenceConfig(Config):
     """Generation of texts about groups of people, and analysis of their words."""
 
+    # attributes by which people are grouped
     axes: Annotated[tuple[AxisName, ...], Field(min_length=1)] = ("gender", "ethnicity", "religion")
     samples: Positive = 800  # number of texts per prompt (GPT-3: 800)
     tokens: Positive = 50  # maximum tokens per text (GPT-3: 50)
-    temperature: Annotated[float, Field(gt=0)] = 1.0
+    temperature: Annotated[float, Field(gt=0)] = 1.0  # divides the logits before a token is drawn
+    # tokens are drawn from the most likely ones that together have this probability
     top_p: Annotated[float, Field(gt=0, le=1)] = 0.9
     # Finds the adjectives; "lexicon" uses the words that SentiWordNet lists as adjectives.
     tagger: TaggerName = "textblob"
@@ -52,14 +54,20 @@ class BiasConfig(Config):
     prompts, 1.1 million tokens in total, as GPT-3 did. Reduce them on a small machine.
     """
 
+    # analyses to run; winogender and winobias need bias.data
     analyses: Annotated[tuple[Analysis, ...], Field(min_length=1)] = ("association", "adjectives", "sentiment")
+    # descriptions of the person in a prompt; "neutral" has no adjective
     variants: Annotated[tuple[Variant, ...], Field(min_length=1)] = ("neutral", "competent", "incompetent")
     # Number of occupations, chosen by the seed (MT-NLG: 323); None uses all.
     occupations: Annotated[int, Field(ge=2, le=MAX_COUNT)] | None = 323
     occupation_list: str | None = None  # path of your own file, one occupation per line
     cooccurrence: CooccurrenceConfig = CooccurrenceConfig()
     data: str | None = None  # folder that contains winogender/ and winobias/
-    shots: Annotated[tuple[NotNegative, ...], Field(min_length=1)] = (0, 1, 4)
+    shots: Annotated[tuple[NotNegative, ...], Field(min_length=1)] = (
+        0,
+        1,
+        4,
+    )  # solved examples before each question of winogender and winobias
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95  # level of every confidence interval
     resamples: Positive = 1000  # resamples of each bootstrap
     permutations: Positive = 2000  # permutations of each permutation test
