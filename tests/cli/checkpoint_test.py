@@ -133,6 +133,20 @@ def test_diff_names_what_differs_and_by_how_much(call, run: Path) -> None:
     assert tensor["name"].startswith("weights/") and tensor["absolute"] == pytest.approx(20)
 
 
+def test_diff_of_runs_without_a_corpus_of_their_own_names_the_checkpoints(call, run: Path, tmp_path_factory) -> None:
+    other = tmp_path_factory.mktemp("other")
+    shutil.copytree(run / "training", other / "training")
+    for of_neither in (True, False):
+        code, told = call("diff", str(run), str(other))
+        remedy = f"to compare their models, name a checkpoint: `trivium diff {folder(run, 20)} {other}`"
+        assert code == 4 and remedy in told
+        assert ("neither" if of_neither else f"{run / 'curated'} does not exist") in told
+        (other / "curated").mkdir(exist_ok=True)
+    assert call("diff", str(folder(run, 20)), str(other))[0] == 0
+    shutil.rmtree(other / "training")
+    assert "run `trivium corpus run` first" in call("diff", str(run), str(other))[1]
+
+
 def test_the_figures_of_many_steps_are_told_by_their_number(call, run: Path) -> None:
     plan = small()
     trainer = Trainer(plan, Mesh.single(), seed=7, rule=RULE)

@@ -14,6 +14,7 @@ from trivium.cli.paths import local_path
 from trivium.cli.run_config import Given, resolve
 from trivium.cli.settings import App
 from trivium.cli.show import say
+from trivium.cli.workspace import Workspace
 from trivium.config import differences, to_tree
 from trivium.errors import DataError
 from trivium.families.common.hf_config import describes_model
@@ -65,14 +66,31 @@ def _corpora(a: Path, b: Path) -> list[str]:
 
     lines, compared = [], []
     for folder in CORPUS_FOLDERS:
-        if (a / folder).is_dir() or (b / folder).is_dir():
+        missing = [run / folder for run in (a, b) if not (run / folder).is_dir()]
+        if len(missing) == 1:
+            raise DataError(
+                f"{missing[0]} does not exist, so the corpora cannot be compared; {_other_comparison(a, b)}"
+            )
+        if not missing:
             compared.append(folder)
             lines += [f"{folder}/{line}" for line in differences_between(a / folder, b / folder)]
     if not compared:
-        raise DataError(f"neither {a} nor {b} holds a corpus; run `trivium corpus run` first")
+        raise DataError(f"neither {a} nor {b} holds a corpus; {_other_comparison(a, b)}")
     for line in lines or [f"identical: every file of {' and '.join(compared)}"]:
         say(line)
     return lines
+
+
+def _other_comparison(a: Path, b: Path) -> str:
+    """Return what to do about two runs whose corpora cannot be compared."""
+    from trivium.checkpoint.format import published
+
+    first, second = (published(Workspace(run).checkpoints) for run in (a, b))
+    if first and second:
+        return (
+            f"to compare their models, name a checkpoint: `{shlex.join(['trivium', 'diff', str(first[-1]), str(b)])}`"
+        )
+    return "run `trivium corpus run` first"
 
 
 def _configs(a: str, b: str) -> list[str]:
