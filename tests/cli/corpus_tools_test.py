@@ -333,7 +333,8 @@ def test_selection_takes_what_the_target_has_and_the_pool_lacks_best_first(store
     for method in ("transport", "importance"):
         sets = ("--set", f"curate.selection.method={method}", "--set", "curate.selection.fraction=0.25")
         said = call("step", "select", stores / "pool", stores / method, "--target", stores / "wanted", *sets)
-        assert "median characters: candidates " in said
+        assert "median characters: candidates " in said and "not among the chosen share" in said
+        assert "% of the text" not in said  # most of the text is dropped on purpose
         chosen = list(read_documents(stores / method / "documents"))
         assert [d.metadata["selection"]["rank"] for d in chosen] == list(range(20))
         assert {d.text for d in chosen} == {*GOOD[:20]}

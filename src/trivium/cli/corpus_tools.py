@@ -253,7 +253,7 @@ def _select(asked: Asked, config: RunConfig) -> None:
             return choose_documents(selection, inputs, into, seed=config.seed, embed=embed)
 
     found = _written(asked, config, work, {name: path for name, path in named.items() if path is not None})
-    _say_funnel(found)
+    _say_funnel(found, losses=False)  # a selection is meant to drop most of the text
     say("median characters: " + ", ".join(f"{name} {most:,.0f}" for name, most in found["characters"].items()))
 
 
@@ -437,7 +437,7 @@ def _verb_of(out: Path) -> str:
     return " ".join(str((read_stamp(out) or {}).get("verb", "")).split()[:2])
 
 
-def _say_funnel(found: Mapping[str, Any]) -> None:
+def _say_funnel(found: Mapping[str, Any], *, losses: bool = True) -> None:
     from trivium.corpus.publish.views import loss_lines
 
     for tally in found["funnel"]:
@@ -450,7 +450,7 @@ def _say_funnel(found: Mapping[str, Any]) -> None:
             f"{tally['step']}: {tally['documents']:,} documents, {format_bytes(tally['bytes'])}"
             f"{quarantined}{passed_over}{f'; dropped: {reasons}' if reasons else ''}"
         )
-    for line in loss_lines(found["funnel"]):
+    for line in loss_lines(found["funnel"]) if losses else ():
         say(line)
 
 

@@ -33,7 +33,7 @@ from trivium.corpus.steps import Drop, Reject, Tally, noted
 from trivium.errors import DataError
 from trivium.seeds import generator_for, seed_for
 
-NOT_CHOSEN = Drop("not among the chosen share", "selection.fraction=1")
+NOT_CHOSEN = Drop("not among the chosen share")
 OF_THE_TARGET = Drop("a document of the target")
 REPEATED = Drop("the text of a better candidate")
 _SCORED_AT_ONCE = 512  # documents
