@@ -383,6 +383,18 @@ def test_a_schedule_can_be_read_from_a_file(tmp_path: Path) -> None:
     assert trivium("train", "--preset", "demo", "--dry-run", *words).returncode == 2
 
 
+def test_a_saved_training_is_told_as_interrupted_and_not_as_an_error(monkeypatch, capsys):
+    def save_and_end(*_: object):
+        raise Preempted("saved after step 40; run the same command again to resume")
+
+    monkeypatch.setattr("trivium.cli.train.dry_run_lines", save_and_end)
+    monkeypatch.setattr(sys, "argv", ["trivium", "train", "--dry-run"])
+    with pytest.raises(SystemExit) as ended:
+        entry.main()
+    assert ended.value.code == Preempted.exit_code
+    assert capsys.readouterr().err == "interrupted: saved after step 40; run the same command again to resume\n"
+
+
 @pytest.mark.parametrize(("words", "more"), [(["doctor"], "\n"), (["train", "--dry-run"], " to go on\n")])
 def test_an_interrupted_verb_says_whether_it_goes_on_when_it_is_run_again(monkeypatch, capsys, words, more):
     def interrupted(*_: object):

@@ -6,6 +6,7 @@ import pytest
 
 from trivium.cli.main import _print_error
 from trivium.cli.show import PlainProgress, _bar, say, say_aside, table, tell
+from trivium.errors import TriviumError
 from trivium.report.embed import environment_of_pages
 from trivium.training.metrics import warn
 from trivium.units import one_line, plain, shown
@@ -20,7 +21,9 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize("speak", [say, tell, say_aside, warn, lambda text: _print_error(text, debug=False)])
+@pytest.mark.parametrize(
+    "speak", [say, tell, say_aside, warn, lambda text: _print_error(TriviumError(text), debug=False)]
+)
 def test_no_way_of_telling_sends_a_terminal_a_command(capsys, speak):
     speak(f"a{COMMANDS}b")
     told = "".join(capsys.readouterr())

@@ -15,6 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 from trivium import __version__
 from trivium.cli.commands import refuse_unknown
 from trivium.cli.ending import ended_in_order, leave_exit_code, told, usage_errors_told
+from trivium.errors import Preempted, TriviumError
 from trivium.jsonlines import text_lines
 from trivium.mkl import prefer_fast_kernels
 from trivium.training.supervision.preemption import BY_SCHEDULERS, held_back
@@ -169,7 +170,7 @@ def main() -> None:
         sys.exit(INTERRUPTED)
     except BaseException as error:  # libraries of Rust panic with something that is no Exception
         failure = told(error)
-        _print_error(str(failure), debug=debug)
+        _print_error(failure, debug=debug)
         leave_exit_code(failure.exit_code)
         sys.exit(failure.exit_code)
 
@@ -198,11 +199,12 @@ def _options(
     """Options that stand before any verb."""
 
 
-def _print_error(text: str, *, debug: bool) -> None:
+def _print_error(failure: TriviumError, *, debug: bool) -> None:
     if debug:
         print(plain(traceback.format_exc()), file=sys.stderr)
-    first, *rest = text_lines(text) or ["failed without a message"]
-    print(plain("\n".join([f"error: {first}", *(f"       {line}" for line in rest)])), file=sys.stderr)
+    kind = "interrupted: " if isinstance(failure, Preempted) else "error: "
+    first, *rest = text_lines(str(failure)) or ["failed without a message"]
+    print(plain("\n".join([f"{kind}{first}", *(f"{' ' * len(kind)}{line}" for line in rest)])), file=sys.stderr)
 
 
 if __name__ == "__main__":

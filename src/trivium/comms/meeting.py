@@ -23,7 +23,7 @@ _MAX_KEYS_PER_SECOND = 10_000  # of all ranks' reports, which rank 0 looks for i
 POLLS_OF_THE_FIRST = 2  # by rank 0 at each pause: for the report, and for the other ranks
 _CONNECT_SECONDS = 2.0  # time for a host to accept or reject a connection
 _ALL_WELL = "0"
-_ASKED = "asked to end before all ranks had met: nothing was done, and nothing is lost"
+_ASKED = "received a request to end before all ranks had connected; nothing was done, and nothing is lost"
 
 
 class Unmet(Preempted):

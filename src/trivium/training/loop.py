@@ -207,9 +207,7 @@ class Loop:
             if result.asked and (self.step < last or self._has_long_work()):
                 self._finish()
                 self.note({"event": "preempted", "step": self.step})
-                raise Preempted(
-                    f"asked to end; saved after step {self.step}. Run the same command again to resume from there"
-                )
+                raise Preempted(f"saved after step {self.step}; run the same command again to resume")
             self._evaluate()
         self.wait_for_writes(may_delete=True)
         seconds = time.perf_counter() - begin

@@ -29,7 +29,7 @@ pause() {
   sleep "$1" &
   wait $!  # a signal ends this wait
   [ -z "$asked" ] && return
-  echo "asked to end before it saved again; run the same again to go on"
+  echo "interrupted before it saved again; run the same command again to resume from the last checkpoint"
   leave "$asked"
 }
 # A pod may be replaced when the first host has ended already, which it would wait for. The stamp is looked for first,
