@@ -7,7 +7,7 @@ import pytest
 from trivium.cli import price as this_host
 from trivium.cli.planned import planned
 from trivium.cli.price import host_found, host_lines
-from trivium.cli.run_config import Given
+from trivium.cli.run_config import Given, resolve
 from trivium.errors import DataError, MachineError
 from trivium.planner.this_host import Host
 
@@ -24,7 +24,7 @@ def test_the_settings_that_a_refusal_names_pass_when_typed(call, monkeypatch, ve
     assert refused.returncode == MachineError.exit_code
     assert "--any-machine" in refused.stderr
     typed = next(line for line in refused.stderr.splitlines() if "settings that run" in line)
-    command = shlex.split(typed.partition("in time: trivium ")[2])
+    command = shlex.split(typed.partition(": trivium ")[2])
     assert call(*command, "--dry-run").returncode == 0
 
 
@@ -36,7 +36,7 @@ def test_the_command_that_a_refusal_names_has_the_text_to_train_on(call, monkeyp
     words = ("train", "--out", str(tmp_path / "run"), "--preset", "gpt-125m", "--set", "plan.batch.micro=16")
     refused = call(*words, "--data", str(text))
     assert refused.returncode == MachineError.exit_code
-    assert f"settings that run on this host in time: trivium train --data {text} --out" in refused.stderr
+    assert f": trivium train --data {text} --out" in refused.stderr
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_a_command_whose_argument_names_the_model_is_named_with_it(call, monkeyp
     refused = call(*verb.split(), "--data", "text.txt", "--out", "run", "--set", "tokens.tokenizer=gpt2")
     assert refused.returncode == MachineError.exit_code and not (tmp_path / "run").exists()
     typed = next(line for line in refused.stderr.splitlines() if "settings that run" in line)
-    command = typed.partition("in time: trivium ")[2]
+    command = typed.partition(": trivium ")[2]
     assert command.startswith(f"{verb} --data text.txt --out run ") and "--preset" not in command
     assert call(*shlex.split(command), "--dry-run").returncode == 0
 
@@ -75,8 +75,10 @@ def test_a_refusal_leaves_out_the_settings_that_change_nothing():
     given = planned(Given("gpt2"), 1, None, lambda line: None)
     with pytest.raises(MachineError) as refused:
         host_lines(given, 2000, ["train", "--data", "x.txt"], insists=False, host=LAPTOP)
-    typed = shlex.split(str(refused.value).partition("in time: trivium ")[2].partition("\n")[0])
+    typed = shlex.split(str(refused.value).partition(": trivium ")[2].partition("\n")[0])
     assert {"--dp", "--steps"} <= {*typed}
+    steps = int(typed[typed.index("--steps") + 1])
+    assert f"in time ({steps:,} of {resolve(given).training.steps:,} steps): trivium" in str(refused.value)
     assert not {"cuda_graphs", "null", "--set"} & {part for word in typed for part in word.replace("=", ".").split(".")}
     assert "a small model, in about" in str(refused.value)
     assert "trivium train --data x.txt --preset demo" in str(refused.value)
@@ -120,7 +122,7 @@ def test_each_of_several_hosts_is_priced_for_its_share_of_the_ranks(call, monkey
     assert ": 1 rank of this plan needs" in call(*words, "--hosts", "1:8").stdout
     refused = call(*words, "--hosts", "1:8", "--set", "plan.batch.micro=16")
     assert refused.returncode == MachineError.exit_code
-    typed = refused.stderr.partition("in time: trivium ")[2].partition("\n")[0]
+    typed = refused.stderr.partition(": trivium ")[2].partition("\n")[0]
     assert "--hosts 1:8" in typed and call(*shlex.split(typed), "--dry-run").returncode == 0
 
 

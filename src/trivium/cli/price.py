@@ -167,7 +167,10 @@ def _refusal(given: Given, config: RunConfig, steps: int, words: Sequence[str], 
     change = nearest_change(config.plan, steps, ranks, judged)
     remedy = "no layout, micro-batch, recompute mode or batch of it fits; train a smaller model, as --preset demo"
     if change is not None:
-        remedy = f"the nearest settings that run on this host in time: {_command(words, _changed(given, change))}"
+        nearest = _changed(given, change)
+        fewer = resolve(nearest).training.steps
+        part = f" ({fewer:,} of {config.training.steps:,} steps)" if fewer < config.training.steps else ""
+        remedy = f"the nearest settings that run on this host in time{part}: {_command(words, nearest)}"
     return "\n".join(
         [
             f"this host ({found.where}) cannot run this training: {'; '.join(found.problems)}",
