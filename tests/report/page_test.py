@@ -199,6 +199,8 @@ def test_next_command_of_own_run_continues_updates_or_uses_it(report):
     assert next_command(report, Path("my run")) == "trivium serve 'my run'"
     report["evaluation"] = None
     assert next_command(report, Path("my run")) == "trivium evaluate --out 'my run'"
+    report["provenance"]["tokens"] = {"verb": "tune"}
+    assert next_command(report, Path("my run")) == "trivium chat 'my run'"
     report["outdated"] = {"evaluation": "training"}
     assert next_command(report, Path("my run")) == "trivium evaluate --out 'my run'"
     report["training"]["finished"] = False

@@ -41,6 +41,11 @@ def is_demo(report: dict[str, Any]) -> bool:
     return report["planted"] is not None
 
 
+def is_tuned(report: dict[str, Any]) -> bool:
+    """Whether this is a run of `trivium tune`, which writes conversations as tokens."""
+    return (report["provenance"] or {}).get("tokens", {}).get("verb") == "tune"
+
+
 def next_command(report: dict[str, Any], run: Path, *, program: str = "trivium") -> str:
     """Return the command to run next: finish or update this run, and then use it. `program` is the command for
     trivium."""
@@ -49,6 +54,8 @@ def next_command(report: dict[str, Any], run: Path, *, program: str = "trivium")
         if training is None or not training["finished"]:
             return f"{program} train --out {home}"
         verbs = [verb for stage, verb in STAGES if stage in report["outdated"]]
+        if not verbs and is_tuned(report):
+            return f"{program} chat {home}"
         verbs += [verb for name, verb in (("samples", "generate"), ("evaluation", "evaluate")) if report[name] is None]
         return f"{program} {verbs[0]} --out {home}" if verbs else f"{program} serve {home}"
     if report["outdated"] or any(report[name] is None for name in DEMO_RESULTS) or not training["finished"]:
