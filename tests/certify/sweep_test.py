@@ -7,12 +7,18 @@ from trivium.certify import sweep
 from trivium.certify.certificate import Certificate
 from trivium.certify.random_plans import random_plans
 from trivium.certify.sweep import certify
-from trivium.certify.ways import AS_IT_IS
+from trivium.certify.ways import AS_IT_IS, LARGE
 from trivium.comms.launch import ALONE
 from trivium.plan.plan import Plan
 from trivium.training.trainer import Trainer
 
 PLANS = [p for p in random_plans(200, 2, seed=0) if p.layout.world_size == 2][:4]
+
+
+def test_progress_names_the_mode_and_the_plan():
+    said: list[tuple[int, int, str]] = []
+    sweep._noted(lambda *done: said.append(done), 3, 9, LARGE, PLANS[:2])(1)
+    assert said == [(4, 9, f"mode large: {sweep.describe(PLANS[1])}")]
 
 
 @pytest.mark.broad

@@ -62,7 +62,7 @@ def certify(
         write_references(list(zip(plans, way_of, strict=True)), folder)
         for together in _batches(plans, way_of):
             chosen = {n: plans[n].checked() for n in together}
-            note = _noted(progress, len(results), len(plans), list(chosen.values()))
+            note = _noted(progress, len(results), len(plans), way_of[together[0]], list(chosen.values()))
             _certify_together(_Batch(chosen, way_of[together[0]], folder, keep, note), timeout_seconds)
     return [results[n] for n in range(len(plans))]
 
@@ -231,9 +231,13 @@ def connect_mesh(plan: Plan, place: Place, way: Way) -> Mesh:
     return Mesh.connect(plan.layout, *ranks, CPU, ends=plan.ends, by_memory=way.by_memory)
 
 
-def _noted(progress: Progress, before: int, total: int, plans: Sequence[Plan]) -> Callable[[int], None]:
-    """Says how far the ranks are."""
-    return lambda known: progress(before + known, total, describe(plans[min(known, len(plans) - 1)]))
+def _noted(progress: Progress, before: int, total: int, way: Way, plans: Sequence[Plan]) -> Callable[[int], None]:
+    """Return a function that reports how many plans of a mode the ranks have certified, and which one is next."""
+
+    def note(known: int) -> None:
+        progress(before + known, total, f"mode {way.name}: {describe(plans[min(known, len(plans) - 1)])}")
+
+    return note
 
 
 def write_findings(folder: Path, name: str, rank: int, found: Findings) -> None:
