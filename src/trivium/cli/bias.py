@@ -193,7 +193,7 @@ def _share_lines(result: Result) -> list[str]:
     ]
 
 
-def _files(run: Run) -> dict[str, str]:
+def files_of(run: Run) -> dict[str, str]:
     """The hash of every file of the user's own that the config names."""
     config = run.config.bias
     named = [config.occupation_list, config.cooccurrence.lexicon]
@@ -211,5 +211,5 @@ BIAS = Stage(
     reads=("tokens", "training"),
     work=_bias,
     summary=_lines,
-    outside=_files,
+    outside=files_of,
 )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trivium.cli.benchmarks import Asked, about_checkpoint, rows_of
-from trivium.cli.bias import open_writer
+from trivium.cli.bias import files_of, open_writer
 from trivium.cli.options import DryRun, Out, Ranks, Sets, open_run
 from trivium.cli.price import NOTHING_DONE, AnyMachine, host_lines, machine_of
 from trivium.cli.run_config import Given, RunConfig, resolve
@@ -230,6 +230,7 @@ def _questions(run: Run) -> "Questions":
         asking=asking,
         study=study,
         bias=config.bias,
+        bias_files=files_of(run),
         sequences=choose(data, validation_of(data), config.plan, config.training.steps),
         seed=config.seed,
     )

@@ -8,7 +8,7 @@ from typing import Any
 from trivium.comms.mesh import Mesh
 from trivium.errors import DataError
 from trivium.evaluation.answer import NativeScorer
-from trivium.evaluation.config import BenchmarkConfig
+from trivium.evaluation.config import BenchmarkConfig, IncontextConfig
 from trivium.evaluation.contamination import Overlap, split_result
 from trivium.evaluation.requests import Likelihoods, Request, ask
 from trivium.evaluation.run import prompt_hash, requests_about, result_of, right
@@ -148,7 +148,7 @@ def series_of(found: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, flo
     return {task: {s: r["accuracy"] for s, r in by_shots.items()} for task, by_shots in found.items()}
 
 
-def question_digests(benchmarks: Sequence[Benchmark], config: BenchmarkConfig) -> dict[str, str]:
+def question_digests(benchmarks: Sequence[Benchmark], config: BenchmarkConfig | IncontextConfig) -> dict[str, str]:
     """Return {label: hash} of every task's questions and answers, and of its solved examples if shots are drawn.
 
     Hosts with equal hashes ask identical questions. The labels appear in the message about hosts that differ.

@@ -1,18 +1,19 @@
 """The probes of every checkpoint of every size: tasks, in-context learning, bias and memorisation."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from trivium.config import to_tree
-from trivium.evaluation.benchmark import Benchmark, evaluate_benchmarks
+from trivium.evaluation.benchmark import Benchmark, evaluate_benchmarks, question_digests
 from trivium.evaluation.bias.config import BiasConfig
 from trivium.evaluation.bias.run import measure as measure_bias
 from trivium.evaluation.config import BenchmarkConfig, EvaluationConfig
 from trivium.evaluation.incontext import Study
 from trivium.evaluation.incontext import measure as measure_incontext
 from trivium.evaluation.run import evaluate
+from trivium.evaluation.tasks.passages import VERSIONS
 from trivium.progress import Progress, silent
 from trivium.provenance import file_sha256, fingerprint
 from trivium.serving.writer import Writer
@@ -26,7 +27,7 @@ _OF_SHOTS = ("accuracy", "interval", "calibration_error", "majority_bias", "rece
 @dataclass(frozen=True)
 class Questions:
     """items: passages held out of the corpus, or None. benchmarks: published tasks, asked as `asking` says. study: of
-    the first multiple-choice task among them, or None."""
+    the first multiple-choice task among them, or None. bias_files: the hash of each file that `bias` names."""
 
     evaluation: EvaluationConfig
     items: Path | None
@@ -34,6 +35,7 @@ class Questions:
     asking: BenchmarkConfig
     study: Study | None
     bias: BiasConfig
+    bias_files: Mapping[str, str]
     sequences: Sequences
     seed: int
 
@@ -46,10 +48,14 @@ class Questions:
                 "evaluation": to_tree(self.evaluation),
                 "items": file_sha256(self.items) if self.items else None,
                 "asking": to_tree(self.asking),
-                "tasks": [(b.name, b.definition.version, [e.id for e in b.task.examples]) for b in self.benchmarks],
+                "passages": {name: VERSIONS[name] for name in self.evaluation.tasks},
+                "tasks": [(b.name, b.definition.version) for b in self.benchmarks],
+                "questions": question_digests(self.benchmarks, self.asking),
                 "study": to_tree(self.study.config) if self.study else None,
+                "studied": question_digests([self.study.benchmark], self.study.config) if self.study else None,
                 "bias": to_tree(self.bias),
-                "sequences": fingerprint([self.sequences.k, [t.ids for t in self.sequences.trained]]),
+                "bias files": self.bias_files,
+                "sequences": fingerprint(asdict(self.sequences)),
                 "seed": self.seed,
             }
         )
