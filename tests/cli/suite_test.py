@@ -1,6 +1,9 @@
 """`trivium suite`: a small suite from tokens to page, and what happens when it is interrupted or mistyped."""
 
+import html
 import json
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -93,6 +96,10 @@ def test_all_sizes_read_the_same_batches_and_an_interrupted_suite_goes_on(
 
     page = (out / "suite.html").read_text()
     assert "<h1>Pythia: 14m, 31m</h1>" in page and "their hashes agree in all 3 steps" in page
+    (command,) = re.findall("<code>(trivium suite .*?)</code>", page)
+    typed = shlex.split(html.unescape(command))
+    sets = [f"--set={field}={value}" for field, value in SETS.items()]
+    assert typed[1:] == [*WORDS[:4], "--data", str(tokens), *WORDS[4:8], *sets, f"--set={published}"]
     assert "src=" not in page.split("<script>")[0] and 'id="memorisation-1"' in page
 
     # What an interruption leaves: a size that lacks its end, and a checkpoint that was not examined.

@@ -67,6 +67,8 @@ def suite(
             say(line)
         return
     words = ["suite", name, "--sizes", sizes, *(() if data is None else ("--data", data)), "--out", str(out)]
+    settings = [*(() if ranks is None else ("--ranks", str(ranks))), *(f"--set={one}" for one in sets or ())]
+    command = shlex.join(["trivium", *words, *settings])
     tokens = _tokens_of(data, out)
     if tokens is None:
         planned = {size: open_run(out / size, given) for size, given in givens.items()}
@@ -90,7 +92,7 @@ def suite(
     for size, run in runs.items():
         say(f"{name}-{size}:")
         _examine(run, questions[size])
-        page = _write_page(name, runs, out, sizes)
+        page = _write_page(name, runs, out, command)
     say(f"  {page} and suite.json")
 
 
@@ -236,8 +238,8 @@ def _questions(run: Run) -> "Questions":
     )
 
 
-def _write_page(name: str, runs: Mapping[str, Run], out: Path, sizes: str) -> Path:
-    """Write suite.html and suite.json from what all sizes have recorded so far."""
+def _write_page(name: str, runs: Mapping[str, Run], out: Path, command: str) -> Path:
+    """Write suite.html and suite.json from what all sizes have recorded so far. command: the one that makes them."""
     from trivium.suite.curves import Member, collect
     from trivium.suite.page import order_line, render
 
@@ -245,6 +247,6 @@ def _write_page(name: str, runs: Mapping[str, Run], out: Path, sizes: str) -> Pa
     found = collect(name, members, _steps(next(iter(runs.values())).config))
     write_json(out / "suite.json", found)
     page = out / "suite.html"
-    write_whole(page, render(found, shlex.join(["trivium", "suite", name, "--sizes", sizes, "--out", str(out)])))
+    write_whole(page, render(found, command))
     say(f"  {order_line(found)}")
     return page
