@@ -395,7 +395,7 @@ def test_settings_that_a_verb_which_reads_a_training_does_not_use_are_refused(ru
         with pytest.raises(ConfigError, match=f"^--set {other.split('=')[0]}: `trivium {verb}` does not read"):
             trivium(verb, *place, sets=("seed=3", other))
     if verb != "prove":
-        with pytest.raises(ConfigError, match=r"^--set plan\.model\.hidden, plan\.layout\.tensor: "):
+        with pytest.raises(ConfigError, match=r"^--set plan\.model\.hidden, --set plan\.layout\.tensor: "):
             trivium(verb, *place, sets=("plan.model.hidden=96", "plan.layout.tensor=2"))
     with pytest.raises(ConfigError, match="there is no such key"):
         trivium(verb, *place, sets=("curat.dedup=3",))
