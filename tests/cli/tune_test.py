@@ -306,7 +306,8 @@ def test_a_run_is_resumed_exactly_in_another_layout_reported_and_exported(
     assert losses(tmp_path / "tuned") == pytest.approx(whole, rel=1e-5) and len(whole) == 4
     assert re.search(r"exactly right of \d+ held-out answers?: \d+ before the training \(\d+\.\d %, ", told)
     assert "up to date" in tuned(call, models / "hf", data, *more, "--steps", "4", "--tp", "2").stdout
-    assert call("report", "tuned").returncode == 0
+    reported = call("report", "tuned")
+    assert reported.returncode == 0 and reported.stdout.endswith("chat tuned\n"), reported.stdout
     assert json.loads((tmp_path / "tuned/report.json").read_text())["answers"]["after"]["n"] > 0
     shown = call("data", "show", "tuned", "--step", "1", "--row", "0").stdout
     assert "questions.jsonl:" in shown

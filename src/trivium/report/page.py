@@ -43,7 +43,8 @@ def is_demo(report: dict[str, Any]) -> bool:
 
 def is_tuned(report: dict[str, Any]) -> bool:
     """Whether this is a run of `trivium tune`, which writes conversations as tokens."""
-    return (report["provenance"] or {}).get("tokens", {}).get("verb") == "tune"
+    stamps: dict[str, Any] = report["provenance"] or {}
+    return bool(stamps.get("tokens", {}).get("verb") == "tune")
 
 
 def next_command(report: dict[str, Any], run: Path, *, program: str = "trivium") -> str:
