@@ -60,7 +60,7 @@ def test_hosts_that_a_job_file_cannot_have_are_refused(capsys, monkeypatch, targ
 def test_pods_ask_for_no_gpus(capsys, monkeypatch) -> None:
     _, job = yaml.safe_load_all(printed(capsys, monkeypatch, "kubernetes", *TWO_NODES, "plan.batch.micro=2"))
     (container,) = job["spec"]["template"]["spec"]["containers"]
-    assert "resources" not in container and [each["name"] for each in container["env"]] == ["OUT"]
+    assert "resources" not in container and [each["name"] for each in container["env"]] == ["OUT", "JOB"]
 
 
 @pytest.mark.parametrize("name", ["archer2", "epyc-9654"])

@@ -361,11 +361,20 @@ exit "$CODE"
 
 
 def attempts_of(
-    text: str, folder: Path, target: str, *, saves_in: int = 0, index: int = 0, code: int = 1, kills: str = ""
+    text: str,
+    folder: Path,
+    target: str,
+    *,
+    saves_in: int = 0,
+    index: int = 0,
+    code: int = 1,
+    kills: str = "",
+    job: str = "a",
 ) -> subprocess.CompletedProcess[str]:
     """Run a job file whose torchrun fails and writes a checkpoint in one of its attempts; pauses take no time.
 
-    code: the exit code of torchrun. kills: "script" if the attempt ends with the whole container.
+    code: the exit code of torchrun. kills: "script" if the attempt ends with the whole container. job: the UID of the
+    Kubernetes Job.
     """
     if target == "kubernetes":
         text = list(yaml.safe_load_all(text))[1]["spec"]["template"]["spec"]["containers"][0]["args"][0]
@@ -378,7 +387,7 @@ def attempts_of(
         (folder / name).write_text(script)
         (folder / name).chmod(0o755)
     environment = {"PATH": f"{folder}:/usr/bin:/bin", "OUT": str(folder), "SAVES_IN": str(saves_in)}
-    environment |= {"JOB_COMPLETION_INDEX": str(index), "CODE": str(code), "KILLS": kills}
+    environment |= {"JOB_COMPLETION_INDEX": str(index), "CODE": str(code), "KILLS": kills, "JOB": job}
     (folder / "attempts").write_text("")
     return subprocess.run(["bash", "-c", text], cwd=folder, env=environment, capture_output=True, text=True)
 
@@ -408,13 +417,15 @@ def test_containers_that_are_killed_as_a_whole_use_up_the_restarts_of_a_pod(
 ) -> None:
     text = printed(capsys, monkeypatch, "kubernetes", "training.restarts=2", out=str(tmp_path))
 
-    def ends(kills: str = "script") -> tuple[int, int]:
-        ran = attempts_of(text, tmp_path, "kubernetes", kills=kills)
+    def ends(kills: str = "script", job: str = "a") -> tuple[int, int]:
+        ran = attempts_of(text, tmp_path, "kubernetes", kills=kills, job=job)
         return ran.returncode, len((tmp_path / "attempts").read_text().split())
 
     killed = (-signal.SIGKILL, 1)
     assert [ends() for _ in range(4)] == [killed] * 3 + [(1, 0)], "the fourth container begins no attempt"
     assert [ends(), ends(kills="")] == [killed, (1, 2)], "who starts it again has all restarts"
+    assert [ends() for _ in range(3)] == [killed] * 3
+    assert ends(kills="", job="b") == (1, 3), "a new Job has all restarts, though no pod of the old one came back"
 
 
 def test_a_host_waits_for_the_first_one_as_long_as_is_set_and_names_it(capsys, monkeypatch, tmp_path: Path) -> None:
@@ -437,7 +448,7 @@ def test_a_pod_that_is_replaced_after_the_end_of_the_training_ends_with_0(
     text = printed(capsys, monkeypatch, "kubernetes", *sets, out=str(tmp_path))
     name = yaml.safe_load(text.split("---")[0])["metadata"]["name"]
     (tmp_path / "training").mkdir()
-    stamp, running, python = tmp_path / "training" / STAMP, tmp_path / f"running-{name}-{index}", tmp_path / "python"
+    stamp, running, python = tmp_path / "training" / STAMP, tmp_path / f"running-{name}-a-{index}", tmp_path / "python"
 
     def ends(says: str) -> int:
         python.write_text(f'#!/bin/bash\n[ "${{@: -1}}" = --dry-run ] && echo "  {says}"\n')
@@ -477,7 +488,7 @@ def test_every_file_for_kubernetes_keeps_the_rules_of_its_failure_policy(capsys,
             assert codes["operator"] in ("In", "NotIn") and codes["values"] == sorted(set(codes["values"]))
             assert 1 <= len(codes["values"]) <= 255 and not (codes["operator"] == "In" and 0 in codes["values"])
     for variable in spec["template"]["spec"]["containers"][0]["env"]:
-        assert all(type(value) is str for value in variable.values())
+        assert type(variable["name"]) is str and (type(variable.get("value")) is str) == ("valueFrom" not in variable)
 
 
 FAILS_WHEN_ASKED = """#!/bin/bash

@@ -68,6 +68,8 @@ EXPECTS_IN_POD = """            # A rank without its own GPU fails and is restar
             - {name: TRIVIUM_DEVICES, value: accelerators}
 """
 NODE_IN_POD = "            - {name: NODE, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}\n"
+# Every version labels pods so; the longer name exists from 1.27 on.
+JOB_IN_POD = """            - {name: JOB, valueFrom: {fieldRef: {fieldPath: "metadata.labels['controller-uid']"}}}\n"""
 
 
 UNNAMED = "REPLACE-ME"  # the image and the claim, where none is named
@@ -422,7 +424,7 @@ def _values(config: RunConfig, where: Nodes, out: Path, name: str, more: Mapping
         "inside": inside,
         "expects": EXPECTS if where.has_gpus else "",
         "expects_value": EXPECTS_IN_POD if where.has_gpus else "",
-        "node_value": NODE_IN_POD if is_elastic else "",
+        "id_value": NODE_IN_POD if is_elastic else JOB_IN_POD,
         "subdomain": "" if is_elastic else f"      subdomain: {name}\n",
         # With 3, a host that is left out ends, and the others continue.
         "final_codes": "1, 2, 4, 5" if is_elastic else "1, 2, 3, 4, 5",
