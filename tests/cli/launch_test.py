@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import re
 import shlex
 import signal
@@ -354,7 +355,11 @@ def test_a_job_that_failed_at_its_start_is_not_taken_for_one_that_was_preempted_
 
 FAILS_AND_SAVES = """#!/bin/bash
 echo began >> attempts
+while [ "$1" != --log-dir ]; do shift; done
+[ "$(wc -l < attempts)" -gt "$MISSES" ] && mkdir "$2/attempt"
+[ -n "$EVENT" ] && mkdir -p training && printf '%s\n' "$EVENT" '{"event": "saved"}' >> training/events.jsonl
 [ "$(wc -l < attempts)" = "$SAVES_IN" ] && mkdir -p training/checkpoints/step-00000010
+[ "$(wc -l < attempts)" = "$ENDS_IN" ] && exit 0
 [ "$KILLS" = script ] && kill -KILL "$PPID"
 exit "$CODE"
 """
@@ -370,11 +375,15 @@ def attempts_of(
     code: int = 1,
     kills: str = "",
     job: str = "a",
+    misses: int = 0,
+    event: str = "",
+    ends_in: int = 0,
 ) -> subprocess.CompletedProcess[str]:
     """Run a job file whose torchrun fails and writes a checkpoint in one of its attempts; pauses take no time.
 
     code: the exit code of torchrun. kills: "script" if the attempt ends with the whole container. job: the UID of the
-    Kubernetes Job.
+    Kubernetes Job. misses: first attempts that start no rank. event: what the ranks of an attempt log. ends_in: the
+    attempt that trains to the end.
     """
     if target == "kubernetes":
         text = list(yaml.safe_load_all(text))[1]["spec"]["template"]["spec"]["containers"][0]["args"][0]
@@ -387,7 +396,15 @@ def attempts_of(
         (folder / name).write_text(script)
         (folder / name).chmod(0o755)
     environment = {"PATH": f"{folder}:/usr/bin:/bin", "OUT": str(folder), "SAVES_IN": str(saves_in)}
-    environment |= {"JOB_COMPLETION_INDEX": str(index), "CODE": str(code), "KILLS": kills, "JOB": job}
+    environment |= {
+        "JOB_COMPLETION_INDEX": str(index),
+        "CODE": str(code),
+        "KILLS": kills,
+        "JOB": job,
+        "MISSES": str(misses),
+        "EVENT": event,
+    }
+    environment["ENDS_IN"] = str(ends_in)
     (folder / "attempts").write_text("")
     return subprocess.run(["bash", "-c", text], cwd=folder, env=environment, capture_output=True, text=True)
 
@@ -426,6 +443,34 @@ def test_containers_that_are_killed_as_a_whole_use_up_the_restarts_of_a_pod(
     assert [ends(), ends(kills="")] == [killed, (1, 2)], "who starts it again has all restarts"
     assert [ends() for _ in range(3)] == [killed] * 3
     assert ends(kills="", job="b") == (1, 3), "a new Job has all restarts, though no pod of the old one came back"
+
+
+@pytest.mark.parametrize(
+    ("fields", "counts"),
+    [
+        ({"host": "another", "host_lost": True}, False),
+        ({"host": "another"}, True),  # its script counts it as well, and all end together
+        ({"host": platform.node(), "host_lost": True}, True),
+        ({"host": "127.0.0.1", "host_lost": True}, True),  # the first host, by its address
+        ({}, True),
+    ],
+)
+def test_hosts_that_wait_for_a_lost_one_keep_their_restarts(capsys, monkeypatch, tmp_path, fields, counts) -> None:
+    sets = two_nodes("training.restarts=1")
+    text = printed(capsys, monkeypatch, "kubernetes", *sets, out=str(tmp_path)).replace("hostname -i", "echo 127.0.0.1")
+    event = json.dumps({"event": "rank failed", **fields})
+    ran = attempts_of(text, tmp_path, "kubernetes", event=event, ends_in=5)
+    attempts = len((tmp_path / "attempts").read_text().split())
+    assert (ran.returncode, attempts) == ((1, 2) if counts else (0, 5)), ran.stdout + ran.stderr
+    assert ("because of the loss of another" in ran.stdout) != counts
+
+
+def test_an_attempt_before_ranks_were_started_counts_only_if_it_comes_again(capsys, monkeypatch, tmp_path) -> None:
+    """A pod that is replaced early comes to the rendezvous of an attempt that is just ending."""
+    text = printed(capsys, monkeypatch, "kubernetes", *two_nodes("training.restarts=1"), out=str(tmp_path))
+    for misses, attempts in ((0, 2), (1, 3), (99, 3)):
+        ran = attempts_of(text, tmp_path, "kubernetes", misses=misses)
+        assert ran.returncode == 1 and len((tmp_path / "attempts").read_text().split()) == attempts, ran.stdout
 
 
 def test_a_host_waits_for_the_first_one_as_long_as_is_set_and_names_it(capsys, monkeypatch, tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ end() { asked=${asked:-$1}; [ -n "$child" ] && kill -TERM "$child"; }  # torchru
 trap 'end 75' TERM USR1
 trap 'end 130' INT  # Ctrl-C, which would otherwise end only this script
 
-last_event() { tail -n 1 "$EVENTS" 2> /dev/null; }
+events() { cat "$EVENTS" 2> /dev/null; }
+host_of() { sed -n 's/.*"host": "\([^"]*\)".*/\1/p'; }
 newest() { find "$OUT/training/checkpoints" -maxdepth 1 -name 'step-*' -printf '%f\n' 2> /dev/null | sort -V | tail -n 1; }
 leave() { rm -f "$FAILURES" "$RUNNING"; exit "$1"; }  # after the last attempt, so that the next start has all restarts
 note_failure() {
@@ -51,17 +52,18 @@ wait_for_first_host() {
   done
 }
 
-before=$(last_event)  # the last event before this start
+missed=0  # attempts in succession that ended before ranks were started
 while true; do
   is_finished && leave 0
   [ -e "$RUNNING" ] && note_failure "was killed together with its script"
   wait_for_first_host  # does not count as an attempt
   rm -f "$TRIVIUM_EXIT_CODE"  # no rank starts before all hosts have reached this line
   touch "$RUNNING"
+  logs=$(mktemp -d)  # stays empty until torchrun starts the ranks of this host
   began=$SECONDS
-  event=$(last_event)
+  events_before=$(events | wc -l)
   # torchrun must not restart (--max-restarts 0): its agents would connect again to one that has just died.
-  {{torchrun}} --nnodes {{nodes}} --nproc-per-node {{per_node}} --max-restarts 0 \
+  {{torchrun}} --nnodes {{nodes}} --nproc-per-node {{per_node}} --max-restarts 0 --log-dir "$logs" \
     {{rendezvous}} \
     --signals-to-handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 \
     "${TRAIN[@]}" &
@@ -73,9 +75,10 @@ while true; do
     code=$?
   done
   child=
+  started=$(ls "$logs"); rm -rf "$logs"
   [ "$code" -eq 0 ] && leave 0
-  last=$(last_event)  # says whether the ranks were preempted
-  if [ "$last" != "$before" ] && [[ $last == *'"preempted"'* ]]; then
+  news=$(events | tail -n "+$((events_before + 1))")
+  if [[ $(tail -n 1 <<< "$news") == *'"preempted"'* ]]; then
     echo "preempted, saved; run the same again to go on"
     leave "${asked:-75}"
   fi
@@ -83,12 +86,30 @@ while true; do
     echo "not tried again: config, machine, data or checkpoint is wrong"
     leave "$(cat "$TRIVIUM_EXIT_CODE")"
   fi
-  if [ {{nodes}} -gt 1 ] && [ $((SECONDS - began)) -ge {{host_seconds}} ] && [ "$last" = "$event" ]; then
-    host=$(grep '"rank failed"' "$EVENTS" 2> /dev/null | tail -n 1 | sed -n 's/.*"host": "\([^"]*\)".*/\1/p')
-    echo "not all of {{nodes}} hosts came within {{host_seconds}} s (training.supervision.host_seconds); the last rank" \
-      "that failed was on ${host:-an unknown host}"
-    leave 1
+  if [ {{nodes}} -gt 1 ] && [ -z "$started" ]; then
+    if [ $((SECONDS - began)) -ge {{host_seconds}} ]; then
+      host=$(events | grep '"rank failed"' | tail -n 1 | host_of)
+      echo "not all of {{nodes}} hosts came within {{host_seconds}} s (training.supervision.host_seconds); the last rank" \
+        "that failed was on ${host:-an unknown host}"
+      leave 1
+    fi
+    missed=$((missed + 1))
+  else
+    missed=0
   fi
-  note_failure "ended with $code"
-  pause $((asked ? 0 : failures < 7 ? 1 << (failures - 1) : 60))
+  failure=$(grep -m 1 '"rank failed"' <<< "$news")
+  host=$(host_of <<< "$failure")
+  if [ "$missed" -eq 1 ]; then
+    # After the loss of a host, another may come to a torchrun that is just ending. A second time in succession counts.
+    uncounted="before ranks were started"
+  elif [[ $failure == *'"host_lost": true'* && $host != "$(uname -n)" && $host != "$LOCAL_ADDR" ]]; then
+    uncounted="because of the loss of $host, which counts it"
+  else
+    note_failure "ended with $code"
+    pause $((asked ? 0 : failures < 7 ? 1 << (failures - 1) : 60))
+    continue
+  fi
+  rm -f "$RUNNING"
+  echo "attempt ended with $code $uncounted; this is no failure of this host"
+  pause $((asked ? 0 : 1))
 done

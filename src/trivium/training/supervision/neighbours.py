@@ -219,7 +219,7 @@ class Neighbours(HangDetector):
     def _without_a_word(self, gone: Mapping[int, News], why: str) -> Failure:
         (first, news), *others = gone.items()
         report = why + (f" (with ranks {listed([rank for rank, _ in others])})" if others else "")
-        return Failure(self._of_all(first, report), news.at, news.host)
+        return Failure(self._of_all(first, report), news.at, news.host, host_lost=why == LEFT)
 
     def _of_all(self, rank: int, report: str) -> RankFailed:
         return RankFailed(rank, dict.fromkeys(range(self.place.world_size)), report)
@@ -290,7 +290,7 @@ def first_host_gone(place: Place, failure: Failure) -> Failure | None:
     if place.local_rank:
         return None
     error = RankFailed(0, dict.fromkeys(range(place.world_size)), f"{FIRST_GONE} (seen by rank {place.rank})")
-    return Failure(error, failure.at, host)
+    return Failure(error, failure.at, host, host_lost=True)
 
 
 def end_siblings(named: list[News]) -> None:

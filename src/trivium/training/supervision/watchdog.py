@@ -37,11 +37,15 @@ LOST = ("has closed its connection", "Connection closed by peer", "Connection re
 
 
 class Failure(NamedTuple):
-    """The failure of a rank: its error, where in the training, and on which host."""
+    """The failure of a rank: its error, where in the training, and on which host.
+
+    host_lost: whether that rank stopped answering, so that its host may have failed.
+    """
 
     error: RankFailed
     at: Heartbeat
     host: str
+    host_lost: bool = False
 
     def located(self, *, with_host: bool = True) -> RankFailed:
         """Return the error with the step, the phase and the host."""
@@ -61,6 +65,7 @@ class Failure(NamedTuple):
         located = self.located(with_host=with_host)
         event = {"event": "rank failed", "rank": located.rank, "cause": str(located), "time": time.time()}
         event |= {} if self.lost_another else {"host": self.host}
+        event |= {"host_lost": True} if self.host_lost else {}
         event |= {"step": last_step(out / METRICS), "in_step": self.at.step, "phase": self.at.phase}
         append(out / EVENTS, event)
 
