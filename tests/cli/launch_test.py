@@ -618,7 +618,8 @@ def test_any_run_directory_stands_in_every_job_file_as_it_is(capsys, monkeypatch
     _, job = yaml.safe_load_all(text)
     (container,) = job["spec"]["template"]["spec"]["containers"]
     assert container["env"][0] == {"name": "OUT", "value": out}
-    assert container["volumeMounts"][0]["mountPath"] == str(Path(out).parent)
+    (volume, _), first = container["volumeMounts"], f"/{out.split('/')[1]}"
+    assert volume == {"name": "runs", "mountPath": first}, "runs in different folders are apart on the volume"
     (argument,) = [w for w in container["args"][0].splitlines() if "--out" in w]
     assert shlex.split(argument)[3:5] == ["--out", out]
     for target in ("slurm", "torchrun"):

@@ -161,6 +161,7 @@ def test_all_labels_taints_and_claims_that_kubernetes_takes_are_accepted(capsys,
         (["--image", "a\nb"], "line break"),
         (["--out", "/dev/shm/a"], "give a folder elsewhere, as --out /runs/a"),
         (["--out", "/dev/a"], "would hide /dev/shm"),
+        (["--out", "/dev/mine/a"], "would hide /dev/shm"),
     ],
 )
 def test_what_only_a_whole_pod_shows_to_be_wrong_is_refused(capsys, monkeypatch, words, message) -> None:

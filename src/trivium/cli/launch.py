@@ -299,6 +299,12 @@ def _refuse_what_train_would(out: Path, given: Given, tokens: Path | None) -> No
         say_aside(f"warning: {tokens or out / 'tokens'} has no tokens on this machine; the nodes must have them there")
 
 
+def mounted(out: Path) -> Path:
+    """Return the folder at which pods mount the shared volume: the first of the path, so that the volume has the rest
+    of it, and runs in different folders stay apart."""
+    return Path(*out.parts[:2])
+
+
 def _refuse_what_no_pod_has(out: Path, preset: str | None, tokens: Path | None) -> None:
     """A pod has the image and the shared volume, and not the folder in which this is called."""
     if not out.is_absolute():
@@ -308,13 +314,13 @@ def _refuse_what_no_pod_has(out: Path, preset: str | None, tokens: Path | None) 
         )
     if out.parent == out.parent.parent:
         raise ConfigError(
-            f"--out {out}: pods mount the shared volume at its parent, which is the root of their files; give a folder "
-            f"below one, as --out {Path('/runs') / (out.name or 'demo')}"
+            f"--out {out}: pods mount the shared volume at the first folder of the path, and the run is a folder "
+            f"below it; give --out {Path('/runs') / (out.name or 'demo')}"
         )
-    if MEMORY.is_relative_to(out.parent):
+    if MEMORY.is_relative_to(mounted(out)):
         raise ConfigError(
-            f"--out {out}: pods mount the shared volume at its parent, where it would hide {MEMORY}, the memory that "
-            f"the ranks of a pod share; give a folder elsewhere, as --out {Path('/runs') / out.name}"
+            f"--out {out}: pods mount the shared volume at {mounted(out)}, where it would hide {MEMORY}, the memory "
+            f"that the ranks of a pod share; give a folder elsewhere, as --out {Path('/runs') / out.name}"
         )
     given_file = preset is not None and preset not in preset_names() and not is_hub_name(preset)
     for option, path in (("--preset", preset if given_file else None), ("--tokens", tokens)):
@@ -434,7 +440,7 @@ def _values(config: RunConfig, where: Nodes, out: Path, name: str, more: Mapping
         "host_seconds": math.ceil(training.supervision.host_seconds),
         "out": shlex.quote(str(out)),
         "out_value": _yaml(out),
-        "mount": _yaml(out.parent),
+        "mount": _yaml(mounted(out)),
         "python": "python",
         "torchrun": "torchrun",
         "how": ON_ONE_HOST if alone else ON_HOSTS.format(where.nodes, shlex.quote(str(out))),
