@@ -685,6 +685,22 @@ def test_a_pod_is_given_no_file_of_the_folder_it_was_described_in_nor_a_volume_i
     assert ended.value.code == 2 and remedy in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("is_inside", [True, False])
+def test_paths_outside_the_volume_of_pods_are_warned_of(capsys, monkeypatch, tmp_path: Path, is_inside: bool) -> None:
+    """They exist where the command is typed, and only the image may have them in a pod."""
+    box = tmp_path / "box.yaml"
+    box.write_text("base: dgx-h100\nname: box\n")
+    out = tmp_path / "a" if is_inside else "/runs/a"
+    words = ["--print", "kubernetes", "--out", str(out), "--tokens", str(tmp_path), "--set", f"machine={box}"]
+    monkeypatch.setattr(sys, "argv", ["trivium", "launch", *words])
+    with pytest.raises(SystemExit) as ended:
+        entry.main()
+    said = capsys.readouterr().err
+    assert not ended.value.code
+    for given in (f"--tokens {tmp_path}", f"--set machine={box}"):
+        assert (f"warning: {given} is outside /runs, where pods have the shared volume" in said) != is_inside
+
+
 def test_a_long_name_is_cut_to_one_that_kubernetes_takes(capsys, monkeypatch) -> None:
     text = printed(capsys, monkeypatch, "kubernetes", out=f"/runs/{'a' * 43}-b")
     service = next(iter(yaml.safe_load_all(text)))

@@ -199,7 +199,7 @@ def launch(asked: Asked) -> None:
         for field, value in leaves(parse_assignments(asked.sets or (), RunConfig)):
             is_path = field in PATHS or (field == "machine" and is_machine_file(str(value)))
             if isinstance(value, str) and is_path and not is_hub_name(value):
-                _refuse_relative(f"--set {field}", value, out, between="=")
+                _check_path(f"--set {field}", value, out, between="=")
     else:
         _refuse_options_of_pods(asked)
     TRAINS_ON.check(asked.sets)
@@ -325,14 +325,20 @@ def _refuse_what_no_pod_has(out: Path, preset: str | None, tokens: Path | None) 
     given_file = preset is not None and preset not in preset_names() and not is_hub_name(preset)
     for option, path in (("--preset", preset if given_file else None), ("--tokens", tokens)):
         if path is not None:
-            _refuse_relative(option, path, out)
+            _check_path(option, path, out)
 
 
-def _refuse_relative(what: str, path: str | Path, out: Path, *, between: str = " ") -> None:
+def _check_path(what: str, path: str | Path, out: Path, *, between: str = " ") -> None:
+    """Raise ConfigError for a relative path of a file that pods read; warn of one outside the shared volume."""
     if not Path(path).is_absolute():
         raise ConfigError(
             f"{what}{between}{path} is relative, and no pod has the folder in which it is; put it on the shared "
             f"volume, and give its full path there, as {what}{between}{out.parent / Path(path).name}"
+        )
+    if not Path(path).is_relative_to(mounted(out)):
+        say_aside(
+            f"warning: {what}{between}{path} is outside {mounted(out)}, where pods have the shared volume; the image "
+            f"must have it"
         )
 
 
