@@ -3,9 +3,11 @@
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import yaml
+from tests.cli.pods_test import accepted
 
 from trivium.cli import main as entry
 from trivium.cli.run_config import Given, resolve
@@ -61,6 +63,23 @@ def test_pods_ask_for_no_gpus(capsys, monkeypatch) -> None:
     _, job = yaml.safe_load_all(printed(capsys, monkeypatch, "kubernetes", *TWO_NODES, "plan.batch.micro=2"))
     (container,) = job["spec"]["template"]["spec"]["containers"]
     assert "resources" not in container and [each["name"] for each in container["env"]] == ["OUT", "JOB"]
+
+
+@pytest.mark.parametrize("more", [(), ("--hosts", "1:2")])
+@pytest.mark.parametrize("target", ["kubernetes", "jobset"])
+def test_pods_that_take_all_cores_of_a_node_are_not_put_on_one_node(capsys, monkeypatch, target: str, more) -> None:
+    def pods(*sets: str, more: Sequence[str] = ()) -> dict[str, Any]:
+        *_, file = yaml.safe_load_all(printed(capsys, monkeypatch, target, *sets, more=more))
+        accepted([file])
+        spec = file["spec"] if target == "kubernetes" else file["spec"]["replicatedJobs"][0]["template"]["spec"]
+        return spec["template"]
+
+    whole = pods(*TWO_NODES, "plan.batch.micro=2", more=more)
+    (rule,) = whole["spec"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert rule["topologyKey"] == "kubernetes.io/hostname"
+    assert rule["labelSelector"] == {"matchLabels": whole["metadata"]["labels"]}
+    part = pods("machine=epyc-9654")
+    assert "metadata" not in part and "affinity" not in part["spec"], "8 ranks leave the other cores"
 
 
 @pytest.mark.parametrize("name", ["archer2", "epyc-9654"])

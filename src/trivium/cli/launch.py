@@ -67,6 +67,15 @@ LOCKS_MEMORY = "          securityContext: {capabilities: {add: [IPC_LOCK]}}  # 
 EXPECTS_IN_POD = """            # A rank without its own GPU fails and is restarted.
             - {name: TRIVIUM_DEVICES, value: accelerators}
 """
+LABEL = "{trivium: whole-node}"
+LABELLED = f"    metadata: {{labels: {LABEL}}}\n"
+# A node with GPUs has none left for a second pod. A request of all cores of a node would never fit, because the system
+# reserves some of them.
+ALONE_ON_A_NODE = f"""      affinity:  # a pod takes all cores of a node, so no second one with the label may run there
+        podAntiAffinity:
+          requiredDuringSchedulingIgnoredDuringExecution:
+            - {{topologyKey: kubernetes.io/hostname, labelSelector: {{matchLabels: {LABEL}}}}}
+"""
 NODE_IN_POD = "            - {name: NODE, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}\n"
 # Every version labels pods so; the longer name exists from 1.27 on.
 JOB_IN_POD = """            - {name: JOB, valueFrom: {fieldRef: {fieldPath: "metadata.labels['controller-uid']"}}}\n"""
@@ -420,6 +429,7 @@ def _values(config: RunConfig, where: Nodes, out: Path, name: str, more: Mapping
     limits = [f"nvidia.com/gpu: {where.per_node}"] if where.has_gpus else []
     limits += [f"rdma/ib: {rdma}"] if rdma else []
     resources = f"          resources: {{limits: {{{', '.join(limits)}}}}}\n" if limits else ""
+    takes_nodes = where.fills_nodes and not where.has_gpus
     pyxis, inside = _container(more["image"], out)
     return {
         "title": f"{layout_text(config.plan.layout.model_dump())}: {where.nodes} x {where.per_node}",
@@ -431,6 +441,8 @@ def _values(config: RunConfig, where: Nodes, out: Path, name: str, more: Mapping
         "resources": resources + (LOCKS_MEMORY if rdma else ""),
         "selector": more.get("selector", ""),
         "tolerations": more.get("tolerations", ""),
+        "labels": LABELLED if takes_nodes else "",
+        "affinity": ALONE_ON_A_NODE if takes_nodes else "",
         "shm": more.get("shm", ""),
         "pyxis": pyxis,
         "inside": inside,
