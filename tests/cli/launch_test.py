@@ -329,6 +329,7 @@ def test_slurm_gives_up_where_a_job_gets_no_further_and_not_where_it_does(capsys
 TORCHRUN = """#!/bin/bash
 [ -n "$FIRST" ] && printf "$FIRST" > "$TRIVIUM_EXIT_CODE"
 [ -n "$EVENT" ] && printf '{"event": "%s", "time": %s}\\n' "$EVENT" "$(date +%s%N)" >> training/events.jsonl
+[ "$EVENT" = preempted ] && kill -TERM "$PPID"
 exit 1
 """
 
@@ -357,7 +358,7 @@ FAILS_AND_SAVES = """#!/bin/bash
 echo began >> attempts
 while [ "$1" != --log-dir ]; do shift; done
 [ "$(wc -l < attempts)" -gt "$MISSES" ] && mkdir "$2/attempt"
-[ -n "$EVENT" ] && mkdir -p training && printf '%s\n' "$EVENT" '{"event": "saved"}' >> training/events.jsonl
+[ -n "$EVENT" ] && mkdir -p training && printf '%s\n' '{"event": "saved"}' "$EVENT" >> training/events.jsonl
 [ "$(wc -l < attempts)" = "$SAVES_IN" ] && mkdir -p training/checkpoints/step-00000010
 [ "$(wc -l < attempts)" = "$ENDS_IN" ] && exit 0
 [ "$KILLS" = script ] && kill -KILL "$PPID"
@@ -396,15 +397,8 @@ def attempts_of(
         (folder / name).write_text(script)
         (folder / name).chmod(0o755)
     environment = {"PATH": f"{folder}:/usr/bin:/bin", "OUT": str(folder), "SAVES_IN": str(saves_in)}
-    environment |= {
-        "JOB_COMPLETION_INDEX": str(index),
-        "CODE": str(code),
-        "KILLS": kills,
-        "JOB": job,
-        "MISSES": str(misses),
-        "EVENT": event,
-    }
-    environment["ENDS_IN"] = str(ends_in)
+    environment |= {"CODE": str(code), "KILLS": kills, "MISSES": str(misses), "EVENT": event, "ENDS_IN": str(ends_in)}
+    environment |= {"JOB_COMPLETION_INDEX": str(index), "JOB": job} if target == "kubernetes" else {}
     (folder / "attempts").write_text("")
     return subprocess.run(["bash", "-c", text], cwd=folder, env=environment, capture_output=True, text=True)
 
@@ -443,6 +437,17 @@ def test_containers_that_are_killed_as_a_whole_use_up_the_restarts_of_a_pod(
     assert [ends(), ends(kills="")] == [killed, (1, 2)], "who starts it again has all restarts"
     assert [ends() for _ in range(3)] == [killed] * 3
     assert ends(kills="", job="b") == (1, 3), "a new Job has all restarts, though no pod of the old one came back"
+
+
+@pytest.mark.parametrize(("target", "ended"), [("torchrun", (75, 1)), ("kubernetes", (0, 4))])
+def test_a_pod_that_was_not_asked_to_end_waits_for_the_one_that_was(
+    capsys, monkeypatch, tmp_path: Path, target: str, ended: tuple[int, int]
+) -> None:
+    """On hosts without a scheduler, a user ends all of them by a signal to one."""
+    text = printed(capsys, monkeypatch, target, "training.restarts=0", out=str(tmp_path))
+    ran = attempts_of(text, tmp_path, target, event='{"event": "preempted"}', ends_in=4)
+    assert (ran.returncode, len((tmp_path / "attempts").read_text().split())) == ended, ran.stdout
+    assert not [*tmp_path.glob("failures-*"), *tmp_path.glob("running-*")]
 
 
 @pytest.mark.parametrize(

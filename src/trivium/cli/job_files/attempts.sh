@@ -79,6 +79,12 @@ while true; do
   [ "$code" -eq 0 ] && leave 0
   news=$(events | tail -n "+$((events_before + 1))")
   if [[ $(tail -n 1 <<< "$news") == *'"preempted"'* ]]; then
+    # A pod that was not asked keeps its node: with each pod that ends, the Job controller waits longer to replace any.
+    if [ -z "$asked" ] && [ -n "$JOB_COMPLETION_INDEX" ]; then
+      echo "preempted, saved; waiting for the host that was asked to end"
+      rm -f "$RUNNING"
+      continue
+    fi
     echo "preempted, saved; run the same again to go on"
     leave "${asked:-75}"
   fi
