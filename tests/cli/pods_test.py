@@ -97,7 +97,9 @@ def test_the_longest_pod_name_of_a_jobset_has_at_most_63_characters(capsys, monk
 @pytest.mark.parametrize("target", ["kubernetes", "jobset"])
 @pytest.mark.parametrize("options", [[], OPTIONS])
 def test_kubernetes_accepts_the_files_and_options_reach_the_pod(capsys, monkeypatch, target, options) -> None:
-    files = list(yaml.safe_load_all(printed(capsys, monkeypatch, target, *options)))
+    text = printed(capsys, monkeypatch, target, *options)
+    assert "`kubectl replace --force -f`" in text.partition("\napiVersion")[0], "`apply` does not start it again"
+    files = list(yaml.safe_load_all(text))
     assert [f["kind"] for f in files] == (["Service", "Job"] if target == "kubernetes" else ["JobSet"])
     accepted(files)
     spec = files[-1]["spec"] if target == "kubernetes" else files[-1]["spec"]["replicatedJobs"][0]["template"]["spec"]

@@ -67,6 +67,9 @@ LOCKS_MEMORY = "          securityContext: {capabilities: {add: [IPC_LOCK]}}  # 
 EXPECTS_IN_POD = """            # A rank without its own GPU fails and is restarted.
             - {name: TRIVIUM_DEVICES, value: accelerators}
 """
+# Kubernetes replaces a pod only when it has ended, and the pod of a node that no longer answers does not end.
+AGAIN = """# To start it again after it has ended: `kubectl replace --force -f`; `kubectl apply` would do nothing.
+# If a node no longer answers: `kubectl delete node NAME`. Its pod is replaced only after that."""
 LABEL = "{trivium: whole-node}"
 LABELLED = f"    metadata: {{labels: {LABEL}}}\n"
 # A node with GPUs has none left for a second pod. A request of all cores of a node would never fit, because the system
@@ -387,7 +390,7 @@ def as_jobset(text: str, name: str) -> str:
     spec = rest.partition("kind: Job\n")[2].partition("\nspec:\n")[2]
     spec = spec.replace(f"      subdomain: {name}\n", "").replace(f"{name}-0.{name}", f"{name}-ranks-0-0.{name}")
     head = f"{title}\n# Written by `trivium launch --print jobset`. Before `kubectl apply -f`: set image and claim."
-    return f"{head}\n{JOBSET.format(name=name)}{textwrap.indent(spec, ' ' * 8)}"
+    return f"{head}\n{AGAIN}\n{JOBSET.format(name=name)}{textwrap.indent(spec, ' ' * 8)}"
 
 
 def _filled(file: str, values: Mapping[str, str]) -> str:
@@ -441,6 +444,7 @@ def _values(config: RunConfig, where: Nodes, out: Path, name: str, more: Mapping
         "resources": resources + (LOCKS_MEMORY if rdma else ""),
         "selector": more.get("selector", ""),
         "tolerations": more.get("tolerations", ""),
+        "again": AGAIN,
         "labels": LABELLED if takes_nodes else "",
         "affinity": ALONE_ON_A_NODE if takes_nodes else "",
         "shm": more.get("shm", ""),
