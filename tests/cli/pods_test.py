@@ -128,7 +128,7 @@ REFUSED = {
     "--node": ("h200", "a/b/c=1", "-a=b", "a=-b-", f"a={'b' * 64}", f"{'a' * 64}=b", "A.com/a=b", "a=b c", "=b"),
     "--tolerate": ("nvidia.com/gpu=present:NoSchedule", "bad key=", "", "/gpu", "nvidia.com/"),
     "--claim": ("Bad Claim_X", "", "a..b", "-a", "a" * 254),
-    "--image": ("", "has space", " "),
+    "--image": ("", "has space", " ", "/images/a.sif", "ghcr.io#me/trivium:1", "ghcr.io/me/Trivium:1", "a:b:c"),
     "--shm": ("64 GB", "Gi", "-1Gi"),
 }
 
@@ -149,8 +149,15 @@ def test_a_value_that_kubernetes_would_refuse_is_refused_and_the_remedy_is_accep
 ACCEPTED = ["a.b/c_d.e=", f"{'a' * 63}={'b' * 63}", "9=A-b_c.d"]
 
 
+@pytest.mark.parametrize("image", ["trivium", "a__b/c-d", "host:5000/a/b:V1.0_x", f"ghcr.io/a:1@sha256:{'0f' * 32}"])
+def test_all_names_of_images_that_pods_may_have_are_accepted(capsys, monkeypatch, image: str) -> None:
+    *_, job = yaml.safe_load_all(printed(capsys, monkeypatch, "kubernetes", "--image", image))
+    assert job["spec"]["template"]["spec"]["containers"][0]["image"] == image
+    assert "'/my files/a.sif'" in printed(capsys, monkeypatch, "slurm", "--image", "/my files/a.sif")
+
+
 def test_all_labels_taints_and_claims_that_kubernetes_takes_are_accepted(capsys, monkeypatch) -> None:
-    words = [f"--node={label}" for label in ACCEPTED] + ["--tolerate=a.b/c", "--claim=a-1.b", "--image=/my files/a.sif"]
+    words = [f"--node={label}" for label in ACCEPTED] + ["--tolerate=a.b/c", "--claim=a-1.b"]
     *_, job = yaml.safe_load_all(printed(capsys, monkeypatch, "kubernetes", *words))
     labels = job["spec"]["template"]["spec"]["nodeSelector"]
     assert labels == dict(label.split("=") for label in ACCEPTED)

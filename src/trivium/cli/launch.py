@@ -141,6 +141,15 @@ LAWS: Mapping[str, Law] = {
 }
 
 
+_PART = r"[a-z0-9]+([._-]+[a-z0-9]+)*"
+# Pyxis also runs REGISTRY#NAME, and Apptainer files.
+IMAGE_OF_PODS = Law(
+    rf"(?a:([\w.-]+(:\d+)?/)?{_PART}(/{_PART})*(:\w[\w.-]{{0,127}})?(@sha256:[0-9a-f]{{64}})?)|{UNNAMED}",
+    "the name of an image of pods is REGISTRY/NAME:TAG, with small letters in NAME",
+    "ghcr.io/me/trivium:1",
+)
+
+
 class Nodes(NamedTuple):
     """The placement of ranks: `per_node` on each of `nodes` nodes, on their own GPUs or on cores.
 
@@ -248,7 +257,8 @@ def pod_values(asked: Asked) -> dict[str, str]:
         "--image": (asked.image,),
         "--shm": (asked.shm,),
     }
-    for option, law in LAWS.items():
+    laws = {**LAWS, "--image": IMAGE_OF_PODS} if asked.target in IN_PODS else LAWS
+    for option, law in laws.items():
         for value in given[option]:
             if not re.fullmatch(law.pattern, value):
                 raise ConfigError(f"{option} {value!r}: {law.words}; give it as {option} {law.example}")
