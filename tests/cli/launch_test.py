@@ -576,6 +576,15 @@ def test_a_host_that_is_asked_to_end_begins_no_other_attempt(
     assert (tmp_path / "ended").is_file() == bool(lasts), "the attempt ended before the script did"
 
 
+def test_a_host_that_is_asked_to_end_just_before_an_attempt_ends(capsys, monkeypatch, tmp_path: Path) -> None:
+    text = printed(capsys, monkeypatch, "torchrun", out=str(tmp_path))
+    for name, script in (("torchrun", FAILS_WHEN_ASKED), ("mktemp", "#!/bin/bash\nkill -TERM $PPID\necho /nowhere\n")):
+        (tmp_path / name).write_text(script)
+        (tmp_path / name).chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "LASTS": "yes"}
+    assert subprocess.run(["bash", "-c", text], cwd=tmp_path, env=environment, timeout=20).returncode == 75
+
+
 def test_a_job_of_some_devices_of_a_node_leaves_the_others(capsys, monkeypatch) -> None:
     some = printed(capsys, monkeypatch, "slurm", "machine=dgx-h100", "plan.layout.data=1")
     assert "#SBATCH --gpus-per-node=4" in some and "--exclusive" not in some and "--mem=0" not in some

@@ -68,6 +68,7 @@ while true; do
     --signals-to-handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 \
     "${TRAIN[@]}" &
   child=$!
+  [ -n "$asked" ] && kill -TERM "$child"  # the signal came between two attempts
   wait "$child"
   code=$?
   while kill -0 "$child" 2> /dev/null; do  # a signal ended the wait, not the training
