@@ -98,6 +98,7 @@ def test_the_common_beginning_of_a_pair_ends_where_an_answer_begins() -> None:
         (Turn("assistant", "blue"),),
         (Turn("assistant", "black"),),
     )
+    assert pair_of({"input": "The sea", **words}) == pair_of(words)  # both answers repeat the question
 
 
 BAD_ROWS = [

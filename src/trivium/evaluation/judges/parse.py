@@ -10,6 +10,8 @@ NonTranslation = Literal["critical", "as stated"]
 WEIGHTS: Mapping[str, float] = {"critical": 25.0, "major": 5.0, "minor": 1.0}
 LOWEST_MQM = -25.0
 _NUMBER = re.compile(r"(?<![\w.,])[-+]?\d{1,9}(?:\.\d{1,9})?(?![\d,]*\d)(?!\.\d|\w)")
+# The rest of a range, as in "80-90". In "85 - 2 errors" the second number is not a score.
+_UP_TO_ANOTHER = r"[ \t]*(?:-|–|to|or)[ \t]*\d+(?:\.\d+)?[ \t]*(?:[^\w \t]|\Z)"
 _EMPHASIS = re.compile(r"[*_`#]+")
 _SEVERITY = re.compile(r"(?:critical|major|minor|neutral)\b")
 # One severity and whatever words before a colon, or alone.
@@ -60,7 +62,7 @@ def number_in(answer: str, lowest: float, highest: float, *, label: str = "score
     else:
         found = _NUMBER.findall(text)
         if len(found) > 1:
-            labelled = rf"\b(?:{re.escape(label)}|score)\W*[:=]\s*({_NUMBER.pattern})(?!\s*(?:-|–|to|or)\s*\d)"
+            labelled = rf"\b(?:{re.escape(label)}|score)\W*[:=]\s*({_NUMBER.pattern})(?!{_UP_TO_ANOTHER})"
             found = re.findall(labelled, text, re.IGNORECASE) or found
     if len(found) != 1:
         return Parsed(None, "several numbers" if found else "no number")

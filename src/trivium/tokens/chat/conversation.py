@@ -242,7 +242,9 @@ def _prompt_and_answers(row: Mapping[str, Any]) -> tuple[tuple[Turn, ...], list[
         # Some data sets repeat the prompt in both.
         return prompt, [one[len(prompt) :] if one[: len(prompt)] == prompt else one for one in answers]
     if all(isinstance(text, str) for text in texts) and not all(_HH_TURN.match(text) for text in texts):
-        if unread := next((name for name in _QUESTIONS if row.get(name)), None):
+        asked = [(name, row[name]) for name in _QUESTIONS if row.get(name)]
+        unread = next((n for n, said in asked if not all(text.startswith(str(said)) for text in texts)), None)
+        if unread is not None:
             raise ValueError(f"it has no prompt but {unread}, which pairs do not read; write the question as prompt")
         common = texts[0][: agreement(*texts)]
         cut = len(common.rstrip()) if common[-1:].isspace() else common.rfind(" ") + 1  # between words
