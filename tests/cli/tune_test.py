@@ -154,6 +154,7 @@ def test_a_model_trained_on_shorter_sequences_reads_as_many_positions_as_before(
     assert before == after and before[0].truncated
     export_hf(Checkpoint.open(shorter), tmp_path / "hf", tokenizer=None)
     assert read_settings(tmp_path / "hf" / "config.json")["max_position_embeddings"] == 96
+    assert plan_of("llama", sequence=192, model={"max_positions": 96}).model.in_use.sequence == 192  # trained on longer
 
 
 def test_tokens_of_the_same_conversations_are_kept_and_of_others_made_anew(

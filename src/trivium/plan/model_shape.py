@@ -104,8 +104,8 @@ class ModelShape(LayerForm):
 
     @property
     def in_use(self) -> "ModelShape":
-        """The model as it is used after its training, whose sequence has `max_positions`."""
-        return self if self.max_positions is None else self.model_copy(update={"sequence": self.max_positions})
+        """The model as it is used after its training, with a sequence of `max_positions` if that is longer."""
+        return self.model_copy(update={"sequence": max(self.sequence, self.max_positions or 0)})
 
     def form_of(self, layer: int) -> LayerForm:
         """The settings of a layer, by its number in the model."""
@@ -139,10 +139,10 @@ class ModelShape(LayerForm):
                 f"plan.model.end_of_text ({self.end_of_text}) must be one of the ids below plan.model.vocabulary "
                 f"({self.vocabulary})"
             )
-        if self.max_positions is not None and (self.positions == "learned" or self.max_positions < self.sequence):
+        if self.max_positions is not None and self.positions == "learned":
             found.append(
-                f"plan.model.max_positions ({self.max_positions}) must be at least plan.model.sequence "
-                f"({self.sequence}), and is for rotary positions alone; raise it, or leave it out"
+                f"plan.model.max_positions ({self.max_positions}) is for rotary positions, and a table of learned ones "
+                f"has plan.model.sequence ({self.sequence}) rows; leave it out"
             )
         found += self._balance_problems()
         return list(dict.fromkeys(found)) or list(self._adapter_problems())
