@@ -169,8 +169,11 @@ def test_all_labels_taints_and_claims_that_kubernetes_takes_are_accepted(capsys,
         (["--node", "a=1", "--node", "b=1", "--node", "a=2"], "--node a: it is given 2 times"),
         (["--image", "a\nb"], "line break"),
         (["--out", "/dev/shm/a"], "give a folder elsewhere, as --out /runs/a"),
-        (["--out", "/dev/a"], "would hide /dev/shm"),
-        (["--out", "/dev/mine/a"], "would hide /dev/shm"),
+        (
+            ["--out", "/dev/a"],
+            "at /dev, where it would hide the image's own files; give a folder elsewhere, as --out /runs/a",
+        ),
+        (["--out", "/opt/trivium/runs/a"], "at /opt, where it would hide the image's own files"),
     ],
 )
 def test_what_only_a_whole_pod_shows_to_be_wrong_is_refused(capsys, monkeypatch, words, message) -> None:

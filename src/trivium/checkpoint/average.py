@@ -39,8 +39,8 @@ def average(sources: Sequence[Checkpoint], root: Path) -> Path:
         _refuse_others(one, other)
     if any(".adapter." in name for name in sources[0].names):
         raise CheckpointError(
-            f"{sources[0].directory} has adapters, and the means of their factors do not multiply to the mean of what "
-            f"they change; average the checkpoints that `trivium checkpoint merge` writes of each"
+            f"{sources[0].directory} has adapters, and the product of averaged factors is not the average of the "
+            f"products; run `trivium checkpoint merge` on each checkpoint, and average the results"
         )
     most = max(sources, key=lambda source: source.step)
     final = root / step_name(most.step)

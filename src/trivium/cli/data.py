@@ -149,7 +149,7 @@ def _check(run: Path, record: Record, as_json: bool) -> None:
     line = (
         f"{found['steps']} steps, {len(found['wrong_hashes'])} with another hash of its rows; "
         f"{found['documents_seen']} of {found['documents']} documents were read, {found['sightings']} times in all; "
-        f"{found['only_forward']} of these are found only by step, {found['only_backward']} only by document"
+        f"{found['only_forward']} were found only in the steps, {found['only_backward']} only in the documents"
     )
     say_either([line], found, as_json)
     if not found["agrees"]:

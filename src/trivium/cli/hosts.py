@@ -45,7 +45,7 @@ def host_counts(text: str, plan: Plan) -> tuple[int, int]:
 def train_on_hosts(
     run: Run, counts: str, stage: Stage, lead: Callable[[Run], None], join: Callable[[Run], None]
 ) -> None:
-    """Train with the other hosts until the training is finished. lead: what the first rank does; join: the others."""
+    """Train with the other hosts until the training is finished. lead: called on rank 0; join: on all others."""
     least, most = host_counts(counts, run.config.plan)
     if run.config.training.fastest_after:
         raise ConfigError("training.fastest_after and --hosts both choose the layout; set it to 0")

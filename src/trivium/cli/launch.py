@@ -105,7 +105,8 @@ FILES: Mapping[Target, str] = {
 
 
 IN_PODS = (Target.kubernetes, Target.jobset)
-MEMORY = Path("/dev/shm")
+# Folders of an image without which no rank starts.
+OF_IMAGES = "bin boot dev etc lib lib32 lib64 libx32 opt proc root run sbin sys usr var".split()
 _NAME = r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
 _DOMAIN = r"(?=[^/]{1,253}(/|$))[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*"
 _KEY = rf"({_DOMAIN}/)?{_NAME}"
@@ -322,8 +323,8 @@ def _refuse_what_train_would(out: Path, given: Given, tokens: Path | None) -> No
 
 
 def mounted(out: Path) -> Path:
-    """Return the folder at which pods mount the shared volume: the first of the path, so that the volume has the rest
-    of it, and runs in different folders stay apart."""
+    """Return the folder at which pods mount the shared volume: the first of the path. The rest of the path is a folder
+    of the volume, so that runs with different paths do not collide."""
     return Path(*out.parts[:2])
 
 
@@ -339,10 +340,10 @@ def _refuse_what_no_pod_has(out: Path, preset: str | None, tokens: Path | None) 
             f"--out {out}: pods mount the shared volume at the first folder of the path, and the run is a folder "
             f"below it; give --out {Path('/runs') / (out.name or 'demo')}"
         )
-    if MEMORY.is_relative_to(mounted(out)):
+    if mounted(out).name in OF_IMAGES:
         raise ConfigError(
-            f"--out {out}: pods mount the shared volume at {mounted(out)}, where it would hide {MEMORY}, the memory "
-            f"that the ranks of a pod share; give a folder elsewhere, as --out {Path('/runs') / out.name}"
+            f"--out {out}: pods mount the shared volume at {mounted(out)}, where it would hide the image's own files; "
+            f"give a folder elsewhere, as --out {Path('/runs') / out.name}"
         )
     given_file = preset is not None and preset not in preset_names() and not is_hub_name(preset)
     for option, path in (("--preset", preset if given_file else None), ("--tokens", tokens)):

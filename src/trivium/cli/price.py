@@ -149,7 +149,9 @@ def host_lines(
         raise MachineError(_refusal(given, config, steps, words, host, found))
     warned = [f"warning: {problem}; --any-machine was given" for problem in found.problems]
     after = config.training.fastest_after
-    moves = f", or less: after step {after} the layout that is fastest here is used" if 0 < after < steps else ""
+    moves = (
+        f", or less, because after step {after} the training changes to the fastest layout" if 0 < after < steps else ""
+    )
     return [f"this host: {found.line}{moves}", *warned]
 
 

@@ -58,7 +58,7 @@ LAYOUTS: Mapping[int, Tree] = {
     4: _ready("interleaved", tensor=2, pipeline=2, data=1, chunks=2),
     8: _ready("interleaved", tensor=2, pipeline=2, data=2, chunks=2),
 }
-# What a model from elsewhere does not take from BASE: its ranks, and its fairy tales.
+# Overrides of BASE for models from elsewhere: one rank, and neutral prompts in place of the demo's.
 OF_ANY_MODEL: Tree = {"plan": LAYOUTS[1], "generation": {"prompts": None}}
 
 

@@ -223,8 +223,8 @@ def _refuse_other_adapters(given: Given, there: list[Tree]) -> None:
     if there and there != to_tree(resolve(given).plan.model)["adapters"]:
         merging = shlex.join(["trivium", "checkpoint", "merge", given.preset])
         raise ConfigError(
-            f"{given.preset} has adapters, and those of this run differ from them; put its adapters into its weights "
-            f"with {merging} and tune the checkpoint that it names, or give the same adapters: "
+            f"{given.preset} has other adapters than this run; merge them into its weights with {merging} and tune the "
+            f"checkpoint that it names, or give the same adapters: "
             f"--set plan.model.adapters={shlex.quote(json.dumps(there))}"
         )
 

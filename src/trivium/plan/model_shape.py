@@ -45,7 +45,7 @@ class ModelShape(LayerForm):
     head: Literal["tied", "untied"] = "tied"  # whether the output matrix is the embedding's table
     documents: Literal["joined", "apart"] = "joined"  # whether packed documents attend to each other
     end_of_text: NotNegative = 0  # id of the token that ends a document
-    # positions that the model reads when it is used, if it is trained on shorter sequences; None: as many as a sequence
+    # longest sequence that the model reads after the training, if it is trained on shorter ones; None: sequence
     max_positions: Positions | None = None
     # factor of the z-loss, the squared log-sum-exp of the logits, in training (PaLM, OLMo-2: 1e-5 to 1e-4); it is
     # logged apart from the loss; 0: no z-loss
@@ -141,8 +141,8 @@ class ModelShape(LayerForm):
             )
         if self.max_positions is not None and self.positions == "learned":
             found.append(
-                f"plan.model.max_positions ({self.max_positions}) is for rotary positions, and a table of learned ones "
-                f"has plan.model.sequence ({self.sequence}) rows; leave it out"
+                f"plan.model.max_positions ({self.max_positions}) needs rotary positions: a table of learned ones has "
+                f"plan.model.sequence ({self.sequence}) rows; leave it out"
             )
         found += self._balance_problems()
         return list(dict.fromkeys(found)) or list(self._adapter_problems())

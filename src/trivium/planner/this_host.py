@@ -19,8 +19,8 @@ PROCESS_BYTES = 150 << 20  # memory of a process with torch before any tensor (P
 @dataclass(frozen=True)
 class Host:
     """Free resources of a host. accelerators: name and bytes of memory of each usable device. first_rank, ranks: the
-    ranks of the job that this host runs; 0 ranks: all of them. first_rank None: not known yet, so that the host needs
-    the memory of the fullest ranks."""
+    ranks of the job that this host runs; 0 ranks: all of them. first_rank None: unknown; the memory of the fullest
+    ranks is needed."""
 
     cores: int
     memory_bytes: int

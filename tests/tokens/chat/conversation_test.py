@@ -119,7 +119,7 @@ BAD_ROWS = [
     ({"messages": [said(ONE)[0], said(ONE)[1] | {"weight": 0.5}]}, "turn 2 has the weight 0.5; give 1 if it counts"),
     ({"messages": [said(ONE)[0], said(ONE)[1] | {"weight": 0}]}, "no answer of it counts as a target"),
     ({"prompt": "Hi", "completion": "No", "label": False}, "its label is false"),
-    ({"messages": said(ONE), "label": False}, "its label is false, so its answer is to be avoided"),
+    ({"messages": said(ONE), "label": False}, "its label is false, which marks an answer to avoid"),
     ({"instruction": "Hi", "output": "No", "kto_tag": False}, "its kto_tag is false"),
     ({"messages": said(ONE), "images": ["a.png"]}, "images is ['a.png'], and only text without tools is supported"),
     ({"messages": [said(ONE)[0], said(ONE)[1] | {"reasoning": "Hm."}]}, "turn 2 has reasoning, which is not supported"),

@@ -59,7 +59,7 @@ while true; do
   wait_for_first_host  # does not count as an attempt
   rm -f "$TRIVIUM_EXIT_CODE"  # no rank starts before all hosts have reached this line
   touch "$RUNNING"
-  logs=$(mktemp -d)  # stays empty until torchrun starts the ranks of this host
+  logs=$(mktemp -d) || logs=$(mktemp -d -p "$OUT")  # stays empty until torchrun starts the ranks of this host
   began=$SECONDS
   events_before=$(events | wc -l)
   # torchrun must not restart (--max-restarts 0): its agents would connect again to one that has just died.
@@ -81,9 +81,10 @@ while true; do
   news=$(events | tail -n "+$((events_before + 1))")
   if [[ $(tail -n 1 <<< "$news") == *'"preempted"'* ]]; then
     # A pod that was not asked keeps its node: with each pod that ends, the Job controller waits longer to replace any.
-    if [ -z "$asked" ] && [ -n "$JOB_COMPLETION_INDEX" ]; then
+    if [ -z "$asked" ] && [ -n "$JOB_COMPLETION_INDEX" ] && [ {{nodes}} -gt 1 ]; then
       echo "preempted, saved; waiting for the host that was asked to end"
       rm -f "$RUNNING"
+      pause 1
       continue
     fi
     echo "preempted, saved; run the same again to go on"
@@ -110,13 +111,13 @@ while true; do
     # After the loss of a host, another may come to a torchrun that is just ending. A second time in succession counts.
     uncounted="before ranks were started"
   elif [[ $failure == *'"host_lost": true'* && $host != "$(uname -n)" && $host != "$LOCAL_ADDR" ]]; then
-    uncounted="because of the loss of $host, which counts it"
+    uncounted="after host $host was lost, which counts this failure"
   else
     note_failure "ended with $code"
     pause $((asked ? 0 : failures < 7 ? 1 << (failures - 1) : 60))
     continue
   fi
   rm -f "$RUNNING"
-  echo "attempt ended with $code $uncounted; this is no failure of this host"
+  echo "attempt ended with $code $uncounted; not counted as a failure of this host"
   pause $((asked ? 0 : 1))
 done

@@ -63,11 +63,8 @@ class BiasConfig(Config):
     occupation_list: str | None = None  # path of your own file, one occupation per line
     cooccurrence: CooccurrenceConfig = CooccurrenceConfig()
     data: str | None = None  # folder that contains winogender/ and winobias/
-    shots: Annotated[tuple[NotNegative, ...], Field(min_length=1)] = (
-        0,
-        1,
-        4,
-    )  # solved examples before each question of winogender and winobias
+    # solved examples before each question of winogender and winobias
+    shots: Annotated[tuple[NotNegative, ...], Field(min_length=1)] = (0, 1, 4)
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95  # level of every confidence interval
     resamples: Positive = 1000  # resamples of each bootstrap
     permutations: Positive = 2000  # permutations of each permutation test

@@ -144,12 +144,18 @@ def _fields(value: Any) -> Mapping[str, Any]:
         raise ValueError(f"a row is an object with named columns; found {_kind(value)}")
     row = {str(name): one for name, one in value.items() if one is not None}
     for name in _UNREAD_OF_ROW:
-        if row.get(name):
+        if _has_content(row.get(name)):
             raise ValueError(
                 f"{name} is {_short(row[name])}, and only text without tools is supported; remove the row, or only "
                 f"{name} if the answers do not depend on it"
             )
     return row
+
+
+def _has_content(value: Any) -> bool:
+    """Whether a value has anything but nulls: the library datasets writes a missing struct with a null per field."""
+    inside = value.values() if isinstance(value, Mapping) else value
+    return any(map(_has_content, inside)) if isinstance(value, (Mapping, list)) else bool(value)
 
 
 def counts(turn: Turn) -> bool:
@@ -162,7 +168,7 @@ def conversation_of(row: Mapping[str, Any]) -> tuple[Turn, ...]:
     for name in _LABELS:
         if row.get(name) is False:
             raise ValueError(
-                f"its {name} is false, so its answer is to be avoided, and it would be learned; remove the row"
+                f"its {name} is false, which marks an answer to avoid, and it would be learned; remove the row"
             )
     if "messages" in row or "conversations" in row or "conversation" in row:
         name = next(one for one in ("messages", "conversations", "conversation") if one in row)
@@ -245,7 +251,9 @@ def _prompt_and_answers(row: Mapping[str, Any]) -> tuple[tuple[Turn, ...], list[
         asked = [(name, row[name]) for name in _QUESTIONS if row.get(name)]
         unread = next((n for n, said in asked if not all(text.startswith(str(said)) for text in texts)), None)
         if unread is not None:
-            raise ValueError(f"it has no prompt but {unread}, which pairs do not read; write the question as prompt")
+            raise ValueError(
+                f"it has no prompt but {unread}, which is not read from preference pairs; rename it to prompt"
+            )
         common = texts[0][: agreement(*texts)]
         cut = len(common.rstrip()) if common[-1:].isspace() else common.rfind(" ") + 1  # between words
         begin = common[:cut].rstrip()

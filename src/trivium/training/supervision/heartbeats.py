@@ -30,7 +30,7 @@ class Heartbeats:
     """One row of shared memory for each rank, and one byte for the launcher. Create it before forking the ranks.
 
     The launcher may read while a rank writes. Each value is therefore written by one store of 8 bytes (`struct` would
-    clear them first), and the time of the heartbeat before the phase, which decides how long it may stay the last.
+    clear them first). The time is written before the phase, because the phase selects the timeout.
     """
 
     def __init__(self, world_size: int) -> None:
