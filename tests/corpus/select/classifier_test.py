@@ -116,7 +116,7 @@ def test_filter_notes_the_score_or_drops(trained, tmp_path):
 
 
 def test_too_few_documents_are_refused():
-    with pytest.raises(DataError, match="1 positive and 9 negative"):
+    with pytest.raises(DataError, match="1 of high quality and 9 of the crawl"):
         train(["a"], ["b"] * 9, SMALL, seed=1)
 
 
