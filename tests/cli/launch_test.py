@@ -357,7 +357,7 @@ def test_a_job_that_failed_at_its_start_is_not_taken_for_one_that_was_preempted_
 FAILS_AND_SAVES = """#!/bin/bash
 echo began >> attempts
 while [ "$1" != --log-dir ]; do shift; done
-[ "$(wc -l < attempts)" -gt "$MISSES" ] && mkdir "$2/attempt"
+[ -n "$2" ] && [ "$(wc -l < attempts)" -gt "$MISSES" ] && mkdir "$2/attempt"
 [ -n "$EVENT" ] && mkdir -p training && printf '%s\n' '{"event": "saved"}' "$EVENT" >> training/events.jsonl
 [ "$(wc -l < attempts)" = "$SAVES_IN" ] && mkdir -p training/checkpoints/step-00000010
 [ "$(wc -l < attempts)" = "$ENDS_IN" ] && exit 0
@@ -437,6 +437,15 @@ def test_containers_that_are_killed_as_a_whole_use_up_the_restarts_of_a_pod(
     assert [ends(), ends(kills="")] == [killed, (1, 2)], "who starts it again has all restarts"
     assert [ends() for _ in range(3)] == [killed] * 3
     assert ends(kills="", job="b") == (1, 3), "a new Job has all restarts, though no pod of the old one came back"
+
+
+def test_failures_are_counted_though_no_temporary_folder_can_be_made(capsys, monkeypatch, tmp_path: Path) -> None:
+    text = printed(capsys, monkeypatch, "kubernetes", *two_nodes("training.restarts=1"), out=str(tmp_path))
+    (tmp_path / "mktemp").write_text("#!/bin/bash\nexit 1\n")
+    (tmp_path / "mktemp").chmod(0o755)
+    ran = attempts_of(text, tmp_path, "kubernetes")
+    assert (ran.returncode, len((tmp_path / "attempts").read_text().split())) == (1, 2), ran.stdout
+    assert "failure 2 at the same checkpoint" in ran.stdout and "before ranks were started" not in ran.stdout
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ FILES: Mapping[Target, str] = {
 
 IN_PODS = (Target.kubernetes, Target.jobset)
 # Folders of an image without which no rank starts.
-OF_IMAGES = "bin boot dev etc lib lib32 lib64 libx32 opt proc root run sbin sys usr var".split()
+IMAGE_FOLDERS = "bin boot dev etc lib lib32 lib64 libx32 opt proc root run sbin sys usr var".split()
 _NAME = r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
 _DOMAIN = r"(?=[^/]{1,253}(/|$))[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*"
 _KEY = rf"({_DOMAIN}/)?{_NAME}"
@@ -340,7 +340,7 @@ def _refuse_what_no_pod_has(out: Path, preset: str | None, tokens: Path | None) 
             f"--out {out}: pods mount the shared volume at the first folder of the path, and the run is a folder "
             f"below it; give --out {Path('/runs') / (out.name or 'demo')}"
         )
-    if mounted(out).name in OF_IMAGES:
+    if mounted(out).name in IMAGE_FOLDERS:
         raise ConfigError(
             f"--out {out}: pods mount the shared volume at {mounted(out)}, where it would hide the image's own files; "
             f"give a folder elsewhere, as --out {Path('/runs') / out.name}"

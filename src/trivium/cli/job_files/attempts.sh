@@ -76,7 +76,8 @@ while true; do
     code=$?
   done
   child=
-  started=$(ls "$logs"); rm -rf "$logs"
+  started=unknown
+  [ -n "$logs" ] && { started=$(ls "$logs"); rm -rf "$logs"; }
   [ "$code" -eq 0 ] && leave 0
   news=$(events | tail -n "+$((events_before + 1))")
   if [[ $(tail -n 1 <<< "$news") == *'"preempted"'* ]]; then
