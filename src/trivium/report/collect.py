@@ -186,7 +186,7 @@ def _add_metrics(steps: Steps, block: list[Any], number: int) -> None:
 
 
 def _method(begun: Any) -> str:
-    """Return the method of the objective. Trainings of earlier versions do not name it."""
+    """Return the method of the objective; of text where none has begun."""
     objective = begun["training"].get("objective") if begun else None
     return str(objective.get("method")) if isinstance(objective, dict) else OF_TEXT[0]
 

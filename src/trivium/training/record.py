@@ -14,7 +14,6 @@ from typing import Any
 from trivium.checkpoint.lease import LEASE
 from trivium.config import Tree, build, differences, first_lines, to_tree
 from trivium.errors import CheckpointError, ConfigError, DataError
-from trivium.objectives.config import ObjectiveConfig
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.plan import Plan
 from trivium.provenance import write_json
@@ -178,8 +177,6 @@ def recipe_of(training: Mapping[str, Any]) -> Tree:
     """Return the settings of a training that must not change when it is resumed. The number of steps is one of them
     if the learning rate depends on it."""
     dropped = {*CHANGEABLE_TRAINING} if ends_with_training(training) else {*CHANGEABLE_TRAINING, "steps"}
-    if training.get("objective") == to_tree(ObjectiveConfig()):
-        dropped.add("objective")  # checkpoints of earlier versions do not name it
     return {k: v for k, v in training.items() if k not in dropped}
 
 

@@ -50,6 +50,7 @@ SHAREGPT = '{"user": "human", "assistant": "gpt"}'
         ({"instruction": "Hi", "output": "Yo", "history": []}, ONE),
         ({"prompt": "Hi", "completion": "Yo"}, ONE),
         ({"prompt": "Hi", "completion": "Yo", "label": True}, ONE),
+        ({"prompt": "More?", "completion": "No.", "history": [["Hi", "Yo"]], "system": "Be kind."}, LONG),
         ({"prompt": said(LONG[:4]), "completion": said(LONG[4:])}, LONG),
     ],
 )
@@ -87,6 +88,11 @@ def test_an_answer_that_its_data_excludes_is_read_and_does_not_count(said_of_it:
 )
 def test_every_format_of_pairs_gives_prompt_and_answers(row: dict) -> None:
     assert pair_of(row) == (PROMPT, GOOD, BAD)
+
+
+def test_the_history_of_a_pair_precedes_its_prompt() -> None:
+    row = {"history": [["Hi", "Yo"]], "prompt": "More?", "chosen": "No.", "rejected": "Yes.", "system": "Be kind."}
+    assert pair_of(row) == (LONG[:-1], LONG[-1:], (Turn("assistant", "Yes."),))
 
 
 def test_the_common_beginning_of_a_pair_ends_where_an_answer_begins() -> None:

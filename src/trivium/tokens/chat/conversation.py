@@ -4,10 +4,11 @@
 | --- | --- |
 | messages | `messages`: list of {role, content} |
 | ShareGPT | `conversations`: list of {from, value} |
-| Alpaca | `instruction`, `output`; optional `input`, and `history`: list of earlier [instruction, output] |
+| Alpaca | `instruction`, `output`; optional `input` |
 | prompt and completion | `prompt`, `completion`: texts or lists of messages |
 | preference pair | `prompt` (without it, their common beginning), `chosen`, `rejected`: texts or lists of messages |
 
+The last three may have `history`: a list of earlier [instruction, output].
 An answer whose message has `weight` 0 (OpenAI), `train` false (axolotl) or `loss` false (ms-swift) is read, but does
 not count as a target.
 """
@@ -181,7 +182,7 @@ def conversation_of(row: Mapping[str, Any]) -> tuple[Turn, ...]:
         turns = _with_system(row, (*_history(row), Turn(USER, question), answer))
     elif "prompt" in row and "completion" in row:
         asked = _either(row["prompt"], "prompt", USER)
-        turns = _with_system(row, (*asked, *_either(row["completion"], "completion", ASSISTANT)))
+        turns = _with_system(row, (*_history(row), *asked, *_either(row["completion"], "completion", ASSISTANT)))
     elif "chosen" in row and "rejected" in row:
         raise ValueError("it is a preference pair, and a conversation is expected; choose a method for preferences")
     else:
@@ -243,7 +244,7 @@ def agreement(one: Sequence[object], other: Sequence[object]) -> int:
 def _prompt_and_answers(row: Mapping[str, Any]) -> tuple[tuple[Turn, ...], list[tuple[Turn, ...]]]:
     texts = [row["chosen"], row["rejected"]]
     if "prompt" in row:
-        prompt = _either(row["prompt"], "prompt", USER)
+        prompt = (*_history(row), *_either(row["prompt"], "prompt", USER))
         answers = [_either(row[name], name, ASSISTANT) for name in ("chosen", "rejected")]
         # Some data sets repeat the prompt in both.
         return prompt, [one[len(prompt) :] if one[: len(prompt)] == prompt else one for one in answers]
@@ -286,7 +287,7 @@ def _with_system(row: Mapping[str, Any], turns: tuple[Turn, ...]) -> tuple[Turn,
 
 
 def _history(row: Mapping[str, Any]) -> Iterator[Turn]:
-    """Yield the turns of the earlier instructions and outputs of an Alpaca row."""
+    """Yield the turns of the earlier instructions and outputs of a row."""
     history = row.get("history", [])
     if not isinstance(history, list):
         raise ValueError(f"history has to be a list of [instruction, output]; found {_kind(history)}")
