@@ -35,7 +35,7 @@ from trivium.training.rank import train_rank
 from trivium.training.record import CHECKPOINTS
 from trivium.training.supervision import job as launcher
 from trivium.training.supervision import watchdog as watching
-from trivium.training.supervision.heartbeats import PHASES, Heartbeat, Heartbeats, RankHeartbeat
+from trivium.training.supervision.heartbeats import PHASES, Heartbeat, Heartbeats, Phase, RankHeartbeat
 from trivium.training.supervision.job import Supervisor, start
 from trivium.training.supervision.neighbours import stack_of_main_thread
 from trivium.training.supervision.preemption import Requests, held_back, listening
@@ -360,6 +360,15 @@ def test_several_steps_between_two_looks_share_the_time() -> None:
     for step, since in ((1, 10.0), (4, 16.0)):
         patience.learn(Heartbeat(step=step, phase="step", at=since, since=since))
     assert patience.of_a_step == pytest.approx(3 * 2.0)
+
+
+@pytest.mark.parametrize("before", ["starting", "validating"])
+def test_first_step_of_a_resumed_process_may_take_as_long_as_a_start(before: Phase) -> None:
+    config = Supervision()
+    patience = watching.Patience(config)
+    for step, phase, since in ((0, "starting", 100.0), (2, before, 101.0), (3, "step", 102.0)):
+        patience.learn(Heartbeat(step=step, phase=phase, at=since, since=since))
+    assert patience.limit("step") == config.stall_seconds
 
 
 def test_first_step_may_take_as_long_as_a_start(monkeypatch) -> None:

@@ -87,7 +87,10 @@ class Patience:
         self._last: Heartbeat | None = None
 
     def learn(self, beat: Heartbeat) -> None:
-        """Record the duration of the steps since the last call."""
+        """Record the duration of the steps since the last call. A process that resumes names a step before its first
+        one, while it starts or validates; that tells nothing."""
+        if self._last is None and beat.phase != "step":
+            return
         steps = beat.step - (self._last.step if self._last else 0)
         if steps > 0:
             if self._last is not None and self._last.step > 0:
