@@ -35,6 +35,7 @@ def test_other_blend_of_the_same_tokens_is_other_work() -> None:
         ("plan.model.layers", 5, "plan.model.layers: 4 -> 5"),
         ("plan.batch.sequences", 32, "plan.batch.sequences: 16 -> 32"),
         ("plan.precision.communication", "bf16", "plan.precision.communication: null -> bf16"),
+        ("plan.messages.gradients", "int8", "plan.messages.gradients: exact -> int8"),
         ("plan.optimizer.groups", [MUON], f"plan.optimizer.groups: [] -> {json.dumps([MUON])}"),
         ("data.tokenizer_sha256", "c", "data.tokenizer_sha256: a -> c"),
         ("data.files", {"x.bin": "c"}, "data.files.x.bin: b -> c"),

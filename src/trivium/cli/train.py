@@ -54,7 +54,7 @@ from trivium.redact import redact
 from trivium.report.ranks import Alike, alike
 from trivium.stores.folder import continues, download, published_files
 from trivium.stores.remote import Location, Remote
-from trivium.training.record import lasting_section, recipe_of
+from trivium.training.record import CHANGEABLE_PLAN, lasting_section, recipe_of
 from trivium.units import counted, format_bytes, format_count
 
 if TYPE_CHECKING:
@@ -74,23 +74,6 @@ FINISHED = "is finished: nothing would be done"  # job files look for it in a dr
 MAX_GROUPS_LISTED = 8  # of ranks with equal memory, in the summary of a training
 
 app = App()
-
-# What of a plan may change between two parts of one training: how the work is divided.
-CHANGEABLE_PLAN = (
-    "layout",
-    "schedule",
-    "rows",
-    "partition",
-    "zero",
-    "recompute",
-    "offload",
-    "sequence_parallel",
-    "context_attention",
-    "row_chunks",
-    "overlap_tensor",
-    "compiled",
-    "cuda_graphs",
-)
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,24 @@ RUN, LEFT_OUT, CHECKPOINTS = "run.json", "left_out.json", "checkpoints"
 RECORDS = "records"  # at the URL of a store: a copy of the records
 CURATED = "curated"  # in a run directory, like `tokens` and `training`
 Entry = dict[str, Any]  # step, cause, gaps: [[first, stop], …]
-# Sections of a checkpoint's manifest that must equal those of the run. Layout, schedule and ZeRO stage may differ.
-SECTIONS = ("plan.model", "plan.batch", "plan.precision", "plan.optimizer", "data")
+# Fields of `plan` that may change when a training is resumed.
+CHANGEABLE_PLAN = (
+    "layout",
+    "schedule",
+    "rows",
+    "partition",
+    "zero",
+    "recompute",
+    "offload",
+    "sequence_parallel",
+    "context_attention",
+    "row_chunks",
+    "overlap_tensor",
+    "compiled",
+    "cuda_graphs",
+)
+# Sections of a checkpoint's manifest that must equal those of the run.
+SECTIONS = (*(f"plan.{name}" for name in Plan.model_fields if name not in CHANGEABLE_PLAN), "data")
 # Fields of `training` that may change when a training is resumed.
 CHANGEABLE_TRAINING = (
     "fastest_after",
