@@ -22,6 +22,7 @@
 #define NOT_FOUND 500
 #define RECORDING 900 /* not allowed while a stream is recorded */
 #define NOT_RECORDED 906 /* it would go past the recording */
+#define INVALID 901 /* a recording that had one of the two */
 #define RANGE (1ull << 42) /* addresses, of which few are used */
 #define PAGE (2ull << 20)
 #define COPIED (1ull << 20) /* larger copies are not made: nobody reads what kernels would have written */
@@ -45,9 +46,11 @@ static void *joined[64];
 static int joins;
 static long nodes;
 static unsigned long long recordings;
+static int invalid; /* whether a recording had such an error: then it ends with one, too */
 static __thread int last_error;
 
 static int failed(int error) { return last_error = error; }
+static int refused(int error) { return invalid = 1, failed(error); }
 
 static int is_recorded(const void *s) {
   if (!recorded) return 0;
@@ -57,12 +60,12 @@ static int is_recorded(const void *s) {
 }
 
 static int asked(void *stream, const char *name) {
-  if (recorded && !stream) return failed(NOT_RECORDED);
+  if (recorded && !stream) return refused(NOT_RECORDED);
   if (is_recorded(stream)) return __sync_fetch_and_add(&nodes, 1), 0;
   return note(name);
 }
 
-static int waited(const char *name) { return recorded ? failed(RECORDING) : note(name); }
+static int waited(const char *name) { return recorded ? refused(RECORDING) : note(name); }
 
 static int note(const char *name) {
   long at = __sync_fetch_and_add(&happened, 1);
@@ -230,6 +233,7 @@ const char *cudaGetErrorString(int e) {
   return e == OUT_OF_MEMORY  ? "out of memory"
          : e == RECORDING    ? "operation not permitted when stream is capturing"
          : e == NOT_RECORDED ? "operation would make the legacy stream depend on a capturing blocking stream"
+         : e == INVALID      ? "operation failed due to a previous error during capture"
                              : "pretended";
 }
 const char *cudaGetErrorName(int e) { return e == OUT_OF_MEMORY ? "cudaErrorMemoryAllocation" : "pretended"; }
@@ -250,10 +254,11 @@ typedef struct {
 } Graph;
 
 int cudaStreamBeginCapture(void *s) {
-  recorded = s, nodes = joins = 0, recordings++;
+  recorded = s, nodes = joins = invalid = 0, recordings++;
   return traced("recording %llu %p", recordings, s), 0;
 }
 int cudaStreamEndCapture(void *s, void **graph) {
+  if (invalid) return recorded = *graph = NULL, failed(INVALID);
   Graph *made = *graph = calloc(1, sizeof *made);
   *made = (Graph){nodes, recordings};
   recorded = NULL;
@@ -289,7 +294,7 @@ int cudaEventRecordWithFlags(void **e, void *s) { return cudaEventRecord(e, s); 
 int cudaStreamWaitEvent(void *s, void **e) {
   traced("after %p %p", s, e);
   if (!recorded || *e != recorded) return 0;
-  if (!s) return failed(NOT_RECORDED);
+  if (!s) return refused(NOT_RECORDED);
   if (!is_recorded(s)) joined[joins++] = s;
   return 0;
 }

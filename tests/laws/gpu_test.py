@@ -15,6 +15,7 @@ from trivium.certify.reference import compute_reference, random_rows
 from trivium.comms.mesh import Mesh
 from trivium.comms.pretend import pretended
 from trivium.cost.memory import worst_rank
+from trivium.errors import TriviumError
 from trivium.kernels.crossing import read_later
 from trivium.kernels.cuda.attention import CudaAttention
 from trivium.kernels.cuda.product import MIN_SUMMED_ELEMENTS, gradient_of_bias, widens
@@ -277,6 +278,27 @@ def test_nothing_in_a_step_waits_but_for_its_totals(over: dict[str, Any], device
         trainer.train_step(2, samples, 1e-3)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_failed_capture_leaves_stream_memory_and_generator_as_they_were(device: torch.device) -> None:
+    """Reading a value waits for the device, which no capture allows: CUDA then ends the capture with an error."""
+    x, large = torch.ones(64, 64, device=device), 1 << 26
+
+    def work() -> float:
+        return torch.ones(large, dtype=torch.uint8, device=device).sum().item()
+
+    torch.cuda.empty_cache()
+    reserved, stream = torch.cuda.memory_reserved(device), torch.cuda.current_stream()
+    with pytest.raises(TriviumError, match="cannot be recorded"):
+        Recording(work)
+    assert torch.cuda.current_stream() == stream
+    torch.ones(large, dtype=torch.uint8, device=device)
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved(device) < reserved + large
+    torch.rand(1, device=device)  # which raises if the generator is still in the capture
+    recording = Recording(lambda: x + 1)
+    recording.replay()
+    assert float(recording.result[0, 0]) == 2
 
 
 RECORDED = [

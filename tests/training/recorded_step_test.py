@@ -3,8 +3,7 @@
 import gc
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -17,8 +16,6 @@ from trivium.comms.group import Group
 from trivium.comms.launch import Place
 from trivium.comms.mesh import Mesh
 from trivium.comms.pretend import pretended
-from trivium.errors import TriviumError
-from trivium.kernels.cuda.recording import Recording
 from trivium.kernels.operations import Operations
 from trivium.model.inputs import Inputs
 from trivium.parallel.pipeline.executor import Run
@@ -177,37 +174,6 @@ def test_inputs_of_a_recording_stay_alive(recordings: type[Recorded]) -> None:
     del inputs
     gc.collect()
     assert all(x() is not None for x in read)
-
-
-@pytest.mark.parametrize(
-    ("cause", "told", "says"),
-    [
-        (RuntimeError("not permitted"), TriviumError, "not permitted; set plan.cuda_graphs=false"),
-        (torch.OutOfMemoryError("no room"), torch.OutOfMemoryError, "no room"),
-    ],
-)
-def test_failed_recording_reports_its_first_error(
-    cause: Exception, told: type[Exception], says: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And not that its end failed too; the executor's error is between the two."""
-
-    @contextmanager
-    def recording(graph: object, capture_error_mode: str) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            raise RuntimeError("due to a previous error during capture")
-
-    def work() -> None:
-        try:
-            raise cause
-        except RuntimeError as error:
-            raise TriviumError("rank 0 failed at F0.0") from error
-
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
-    monkeypatch.setattr(torch.cuda, "graph", recording)
-    with pytest.raises(told, match=says):
-        Recording(work)
 
 
 def test_replicas_reduce_beside_the_recorded_backward(

@@ -5,6 +5,7 @@ wait for its host. Kernels and their order are the same, and so are the bits of 
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 import torch
@@ -30,12 +31,15 @@ class Recording(Generic[Result]):
 
     def __init__(self, work: Callable[[], Result]) -> None:
         self._graph = torch.cuda.CUDAGraph()
+        stream, pool = torch.cuda.current_stream(), torch.cuda.graph_pool_handle()
         try:
             # Other threads may ask the device for things meanwhile: NCCL's watchdog whether messages are over, a save
             # for its copies.
-            with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+            with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
                 self.result = work()
         except (RuntimeError, TriviumError) as error:
+            if torch.cuda.current_stream() != stream:
+                _leave_capture(stream, pool)
             first = _first(error)
             if isinstance(first, torch.OutOfMemoryError):
                 raise first from None
@@ -47,6 +51,19 @@ class Recording(Generic[Result]):
     def replay(self) -> None:
         """Ask for the work once more."""
         self._graph.replay()
+
+
+def _leave_capture(stream: torch.cuda.Stream, pool: tuple[int, int]) -> None:
+    """Restore what torch leaves in the state of a capture if CUDA reports an error at the end of the capture: the
+    current stream, the caching allocator, which frees no memory during a capture, and the default generator, which
+    raises at the next random number."""
+    device = stream.device_index
+    torch.cuda.set_stream(stream)
+    with suppress(RuntimeError):  # torch ended the pool itself if only the instantiation of the graph failed
+        torch._C._cuda_endAllocateToPool(device, pool)
+        torch._C._cuda_releasePool(device, pool)
+    generator = torch.cuda.default_generators[device]
+    generator.graphsafe_set_state(generator.clone_state())
 
 
 def _first(error: BaseException) -> BaseException:
