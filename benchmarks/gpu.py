@@ -41,7 +41,7 @@ if importlib.util.find_spec("trivium") is None:
 
 from circumstances import circumstances
 from gpu_bench import ROUNDS, WARM_UP, Bench, alone, by_turns
-from gpu_page import gpu_page, where_it_goes, write
+from gpu_page import gpu_page, relative_seconds, where_it_goes, write
 from gpu_sides import SHAPES, TINY_SHAPES, Shape, TriviumStep, plain_step, transformers_step
 from gpu_stage import STAGE, TINY_STAGE, ReplayedStep, one_of_tensor_ranks, plain_stage_step, stage_step
 from gpu_texts import Kind, text_row
@@ -181,13 +181,8 @@ def _rates(bench: Bench, seconds: float, tokens: int, flops: float) -> dict[str,
 
 
 def _against_peers(sides: Mapping[str, Mapping[str, Any]], peers: Mapping[str, Any]) -> dict[str, Any]:
-    """Compare our fastest step with the fastest peer. Sides that were measured in different rounds are divided by the
-    step that both rounds measured."""
-    measured = {n: s for n, s in sides.items() if s["status"] == "measured"}
-    if any(s["beside"] for s in measured.values()):
-        measured = {n: s["seconds"] / s["beside"] for n, s in measured.items() if s["beside"]}
-    else:
-        measured = {n: s["seconds"] for n, s in measured.items()}
+    """Compare our fastest step with the fastest peer."""
+    measured = relative_seconds(sides)
     ours = {n: t for n, t in measured.items() if n not in peers}
     theirs = {n: t for n, t in measured.items() if n in peers}
     if not ours or not theirs:

@@ -25,15 +25,23 @@ def share_of_data_sheet(device: str, flops_per_second: float) -> float | None:
     return None if peak is None else flops_per_second / peak
 
 
+def relative_seconds(sides: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """Return the seconds of each measured side. Sides of different rounds are divided by the seconds of the step that
+    all rounds measured; a side of a round without that step is left out."""
+    measured = {name: side for name, side in sides.items() if side["status"] == "measured"}
+    if any(side["beside"] for side in measured.values()):
+        return {name: side["seconds"] / side["beside"] for name, side in measured.items() if side["beside"]}
+    return {name: side["seconds"] for name, side in measured.items()}
+
+
 def ratio_without_replay(part: Mapping[str, Any]) -> float | None:
-    """Return the fastest peer's seconds over those of Trivium's fastest side that replays nothing."""
-    sides = part["sides"]
-    ours = [
-        side["seconds"]
-        for name, side in sides.items()
-        if name.startswith("trivium") and REPLAYED not in name and side["status"] == "measured"
-    ]
-    return sides[part["fastest_peer"]]["seconds"] / min(ours) if ours else None
+    """Return the fastest peer's seconds over those of Trivium's fastest side that replays nothing; None if the part
+    has no such side, or if its names do not tell which sides are replayed."""
+    if not any(REPLAYED in name for name in part["sides"]):
+        return None
+    seconds = relative_seconds(part["sides"])
+    ours = [s for name, s in seconds.items() if name.startswith("trivium") and REPLAYED not in name]
+    return seconds[part["fastest_peer"]] / min(ours) if ours else None
 
 
 def percent(share: float | None) -> str:

@@ -109,7 +109,8 @@ def _gpu_table(record: Record) -> list[str]:
         best, aim = part["sides"][part["best"]], aims.get(name.removeprefix("training "))
         peer = part["sides"][part["fastest_peer"]]
         ours, theirs = (percent(share_of_data_sheet(record["device"], s["flops_per_second"])) for s in (best, peer))
-        share = _told(f"{best['share_of_ceiling']:.1%}", reached=not aim or best["share_of_ceiling"] >= aim)
+        reached = best["share_of_ceiling"]  # None in a report without ceilings
+        share = _told(percent(reached), reached=reached is None or not aim or reached >= aim)
         ratio = _told(f"{part['ratio']:.2f}", reached=part["ratio"] >= aims["ratio"])
         plain = ratio_without_replay(part)
         lines.append(
@@ -121,16 +122,16 @@ def _gpu_table(record: Record) -> list[str]:
         if "trivium" in told and len(told) > 1:
             peer = next(side for side in told if side != "trivium")
             lines.append(f"| {name} | | | | | {told['trivium'] / told[peer]:.2f} ({peer}) | | |")
-    rows = [r for n, r in parts["planner"]["rows"].items() if n != parts["planner"]["calibrated_on"]]
-    seconds, peak = (max(abs(r[f"{what}_error"]) for r in rows) for what in ("seconds", "bytes"))
-    return [
-        *lines,
-        f"| planner: largest error of seconds, of peak memory, {len(rows)} plans after one calibration step | | | "
-        f"{_told(f'{seconds:.1%}', reached=seconds <= aims['seconds'])}, "
-        f"{_told(f'{peak:.1%}', reached=peak <= aims['memory'])} | {aims['seconds']:.0%}, {aims['memory']:.0%} | | | |",
-        "",
-        *(f"- {caveat}" for caveat in CAVEATS),
-    ]
+    planner = parts.get("planner", {})
+    if rows := [row for name, row in planner.get("rows", {}).items() if name != planner["calibrated_on"]]:
+        seconds, peak = (max(abs(row[f"{what}_error"]) for row in rows) for what in ("seconds", "bytes"))
+        lines.append(
+            f"| planner: largest error of seconds, of peak memory, {len(rows)} plans after one calibration step | | | "
+            f"{_told(f'{seconds:.1%}', reached=seconds <= aims['seconds'])}, "
+            f"{_told(f'{peak:.1%}', reached=peak <= aims['memory'])} | {aims['seconds']:.0%}, {aims['memory']:.0%} "
+            "| | | |"
+        )
+    return [*lines, "", *(f"- {caveat}" for caveat in CAVEATS)]
 
 
 def _told(figure: str, *, reached: bool) -> str:

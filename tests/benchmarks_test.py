@@ -125,7 +125,7 @@ def test_the_table_has_the_newest_figures_of_each_accelerator(scripts, tmp_path)
 
     def side(seconds: float, share: float) -> dict[str, object]:
         reached = {"share_of_ceiling": share, "flops_per_second": 494.5e12 / seconds}
-        return {"status": "measured", "seconds": seconds, **reached}
+        return {"status": "measured", "seconds": seconds, "beside": 1.0, **reached}
 
     def record(date: str, ratio: float) -> dict[str, object]:
         replayed = "trivium, compiled and replayed"
@@ -164,6 +164,30 @@ def test_the_table_has_the_newest_figures_of_each_accelerator(scripts, tmp_path)
         "| planner: largest error of seconds, of peak memory, 2 plans after one calibration step | | | 5.0%, *3.0%* | "
         "6%, 2% | | | |",
     ]
+    partial = record("2026-01-03", 1.05)
+    partial["parts"]["stage"]["sides"] |= {"trivium, compiled and replayed": side(1.0, None)}
+    for planner in ({"planner": {"status": "skipped", "reason": "no time"}}, {}):
+        parts = {name: part for name, part in partial["parts"].items() if name != "planner"} | planner
+        _, _, *lines = performance_tables.gpu_tables([partial | {"parts": parts}])
+        assert lines[: lines.index("")] == [
+            "| stage (trivium, compiled and replayed) | 50.0% | 47.6% |  | 60% | *1.05* (theirs) | 0.84 | 1.1 |",
+            "| evaluation | | | | | 1.50 (transformers) | | |",
+        ]
+
+
+def test_without_replay_compares_sides_of_the_same_rounds_where_names_tell_them_apart(scripts):
+    from gpu_page import ratio_without_replay
+
+    def sides(**seconds: tuple[float, float]) -> dict[str, object]:
+        return {n: {"status": "measured", "seconds": s, "beside": beside} for n, (s, beside) in seconds.items()}
+
+    # In the second round, of the sides that there was no memory for in the first, the machine was half as fast.
+    found = sides(**{"trivium, replayed": (1.0, 1.0), "trivium": (3.0, 2.0), "peer": (1.8, 1.0)})
+    assert ratio_without_replay({"sides": found, "fastest_peer": "peer"}) == pytest.approx(1.8 / 1.5)
+    found["trivium, replayed"] = {"status": "failed", "reason": "no capture"}
+    assert ratio_without_replay({"sides": found, "fastest_peer": "peer"}) == pytest.approx(1.8 / 1.5)
+    in_8_bit = sides(**{"trivium in bf16": (1.4, 1.4), "trivium, scales of tensors": (1.0, 1.4)})
+    assert ratio_without_replay({"sides": in_8_bit, "fastest_peer": "trivium in bf16"}) is None
 
 
 def test_the_accelerators_benchmark_says_what_it_needs(tmp_path):
