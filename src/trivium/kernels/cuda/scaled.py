@@ -18,8 +18,9 @@ BLOCK = 128  # numbers that share a scale along K, and rows where the scale is o
 
 
 def scaled_product(a: Quantised, b: Quantised, dtype: torch.dtype) -> Tensor:
-    """a [M, K], b [N, K] -> a b^T [M, N]. Where no kernel takes the scales, and in fp64, it is the product of the
-    numbers that the codes stand for."""
+    """a [M, K], b [N, K] -> a b^T [M, N], summed in fp32. With scales of rows the sums are rounded to bf16 before they
+    are converted to `dtype`. Where no kernel takes the scales, and in fp64, it is the product of the numbers that the
+    codes stand for."""
     if a.inverse.dtype == torch.float64 or not a.codes.numel():
         return product_of_values(a, b, dtype)
     if any(q.inverse.shape[1] > 1 or len(q.inverse) not in (1, len(q.codes)) for q in (a, b)):
@@ -31,7 +32,8 @@ def scaled_product(a: Quantised, b: Quantised, dtype: torch.dtype) -> Tensor:
         _padded(b.codes).T,
         scales[0],
         scales[1].T,
-        out_dtype=torch.bfloat16 if of_rows else dtype,  # the kernel for scales of rows has no other
+        # The only output dtype of torch's own kernel for scales of rows; some versions of cuBLAS have others.
+        out_dtype=torch.bfloat16 if of_rows else dtype,
     )
     return found[:M, :N].to(dtype)
 
