@@ -1,17 +1,23 @@
 """The script that compares ranks over NCCL with one process: its plans, its verdicts, and its logic over gloo."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from trivium.certify.reference import random_rows
 from trivium.comms.group import PendingResult
+from trivium.comms.pretend import pretended
+from trivium.comms.transports import Torch
 from trivium.errors import TriviumError
 from trivium.parallel.sharding import buckets
+from trivium.parallel.sharding.zero import AdamRule
 from trivium.plan.layout import AXES
 from trivium.plan.schedule import SCHEDULE_NAMES
+from trivium.training.trainer import Samples, Trainer
 
 
 @pytest.fixture()
@@ -55,6 +61,26 @@ def test_every_check_has_a_limit_and_the_most_telling_come_first(nccl: ModuleTyp
     assert all(0 < check.limit_seconds <= 120 for check in found)
     assert nccl.WHOLE_SECONDS < 8 * 60
     assert [check.needed for check in found] == [True, True] + [False] * (len(found) - 2)
+
+
+@pytest.mark.parametrize("name", ["tensor 4, ring", "tensor 2, ring, recorded"])
+def test_limit_of_a_ring_suffices_for_its_messages(
+    nccl: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message of ranks that share a GPU waits for at most as many rounds of turns as there are ranks."""
+    turn_seconds, sent, plan = 0.002, [], nccl.planned(name, "fp32")
+
+    def counted(send: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *given, **more: sent.append(send) or send(*given, **more)
+
+    for kind in ("all_reduce", "all_gather", "reduce_scatter", "rotate"):
+        monkeypatch.setattr(Torch, kind, counted(getattr(Torch, kind)))
+    with pretended(plan.layout, 0, ends=plan.ends) as mesh:
+        trainer = Trainer(plan, mesh, seed=0, rule=AdamRule())
+        trainer.train_step(0, Samples(0, plan.batch.sequences, random_rows(plan)), 1e-3)
+    messages = len(sent) * nccl._way(name).course.steps * len(nccl.BOUNDS)
+    (limit,) = [check.limit_seconds for check in nccl.checks() if check.name == name]
+    assert 1000 < messages < limit / (plan.layout.world_size**2 * turn_seconds)
 
 
 def test_a_failure_is_told_and_what_needs_it_or_has_no_time_is_not_run(
