@@ -27,6 +27,9 @@ FAST := $(filter-out $(patsubst %,tests/%_test.py,benchmarks gpu_benchmark pytho
 NOT_FAST := tests/cost/activations_test.py tests/report/page_test.py \
             $(patsubst %,tests/planner/%_test.py,backtest exhaustive explain near_misses probed scale search_text)
 GPU_TESTS = $(shell grep -rl 'mark\.gpu' tests --include=*_test.py)
+GPU_PACKAGES := numpy pyarrow pydantic pytest pytest-timeout PyYAML safetensors scipy tiktoken tokenizers
+# No signal interrupts a CUDA call that hangs, so pytest-timeout ends the process from a thread.
+GPU_OPTIONS = -m gpu -o timeout_method=thread -o timeout=120 $(GPU_TESTS)
 
 .PHONY: setup demo docs test test-broad test-all test-gpu test-nccl cluster mutation faults chaos reproduce check format clean
 
@@ -65,14 +68,15 @@ test-broad: setup
 test-all: setup
 	$(PYTEST) -m "not gpu" --timeout 1800
 
-# A machine with an accelerator has the torch that suits it, and may have no network: where its Python has what these
-# tests need, nothing is installed.
+# A machine with an accelerator has the torch that suits it, and may have no network: where its Python finds a CUDA
+# device, nothing is installed, and a package that it lacks is an error.
 test-gpu:
 	@python="$(or $(TRIVIUM_PYTHON),python3)"; \
-	if "$$python" -c 'import numpy, pyarrow, pydantic, pytest, safetensors, scipy, tiktoken, tokenizers, torch, yaml; assert torch.cuda.is_available(), "torch finds no CUDA device"'; \
-	then PYTHONPATH="src$${PYTHONPATH:+:$$PYTHONPATH}" "$$python" -m pytest $(PYTEST_OPTIONS) -m gpu $(GPU_TESTS); \
+	if "$$python" -c 'import torch; assert torch.cuda.is_available(), "torch finds no CUDA device"'; \
+	then "$$python" benchmarks/needed.py $(GPU_PACKAGES) || exit; \
+	PYTHONPATH="src$${PYTHONPATH:+:$$PYTHONPATH}" "$$python" -m pytest $(PYTEST_OPTIONS) $(GPU_OPTIONS); \
 	else echo "$$python cannot run these tests, for the reason above: .venv is installed for them"; \
-	$(MAKE) setup && $(PYTEST) -m gpu $(GPU_TESTS); fi
+	$(MAKE) setup && $(PYTEST) $(GPU_OPTIONS); fi
 
 # Several ranks that share one GPU, over NCCL; like the above with the Python that has the torch for it.
 test-nccl:

@@ -23,17 +23,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from needed import require
 
-NEEDED = {"numpy": "numpy", "scipy": "scipy", "pydantic": "pydantic", "pyarrow": "pyarrow", "yaml": "PyYAML"}
-if lacking := [package for module, package in NEEDED.items() if importlib.util.find_spec(module) is None]:
-    names, python = " ".join(lacking), "{}.{}".format(*sys.version_info)
-    print(
-        f"error: {sys.executable} lacks {' and '.join(lacking)}; pip install {names}. Without a network: elsewhere, "
-        f"pip download -d wheels --only-binary=:all: --python-version {python} {names}; then here, "
-        f"pip install --no-index --find-links wheels --target site {names}, and set PYTHONPATH=site",
-        file=sys.stderr,
-    )
-    sys.exit(3)
+require("numpy", "scipy", "pydantic", "pyarrow", "PyYAML")
 
 # Where there is no network it is not installed: then from beside this.
 if importlib.util.find_spec("trivium") is None:

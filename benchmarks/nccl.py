@@ -26,6 +26,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from needed import require
+
+require("numpy", "pyarrow", "pydantic", "PyYAML", "safetensors", "tiktoken", "tokenizers")
+
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))  # for chaos.scene
 import torch
 import torch._dynamo  # before ranks are forked, which would each take seconds for it

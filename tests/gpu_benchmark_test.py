@@ -4,8 +4,11 @@ import json
 import math
 import os
 import runpy
+import shutil
+import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -15,12 +18,13 @@ import torch
 from trivium.comms.collectives import all_gather, reduce_scatter
 
 CPU = torch.device("cpu")
+ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture()
 def gpu(monkeypatch) -> ModuleType:
     """The script, as a module beside its own."""
-    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parent.parent / "benchmarks"))
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import gpu
 
     return gpu
@@ -56,14 +60,57 @@ def test_the_report_is_written_after_every_part_whatever_the_next_does(gpu, monk
         gpu.main(["--cpu", "--json", str(out), "--only", "fourth"])
 
 
-def test_what_it_needs_and_is_not_there_is_named_with_what_to_do(capsys, monkeypatch):
+@pytest.mark.parametrize("script", ["gpu.py", "nccl.py"])
+def test_missing_package_is_named_with_what_to_do(script: str, capsys, monkeypatch):
     """A machine that one is lent for an hour has another image."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     monkeypatch.setitem(sys.modules, "pydantic", None)
-    script = Path(__file__).resolve().parent.parent / "benchmarks" / "gpu.py"
     with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(script))
+        runpy.run_path(str(ROOT / "benchmarks" / script))
     said = capsys.readouterr().err
     assert ended.value.code == 3 and "lacks pydantic;" in said and "--no-index --find-links wheels" in said
+
+
+@pytest.fixture()
+def make_test_gpu(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run `make test-gpu` on tests given as text, with a torch that says that it finds a GPU."""
+    if shutil.which("make") is None:
+        pytest.skip("make is not installed")
+    (tmp_path / "torch.py").write_text("class cuda: is_available = staticmethod(lambda: True)")
+
+    def run(tests: str) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "hung_test.py").write_text(tests)
+        given = {"TRIVIUM_PYTHON": sys.executable, "GPU_TESTS": tmp_path / "hung_test.py"}
+        command = ["make", "test-gpu", *(f"{name}={value}" for name, value in given.items())]
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+
+    return run
+
+
+def test_make_test_gpu_ends_a_call_that_no_signal_interrupts(make_test_gpu):
+    ran = make_test_gpu(
+        """
+import ctypes, os, threading
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+@pytest.mark.timeout(1)
+def test_hangs():
+    threading.Timer(10, os._exit, [0]).start()
+    mutex, libc = ctypes.create_string_buffer(64), ctypes.CDLL(None)
+    for _ in range(2):
+        libc.pthread_mutex_lock(mutex)
+"""
+    )
+    assert ran.returncode != 0 and "Timeout" in ran.stdout and "pthread_mutex_lock" in ran.stdout, ran.stdout
+
+
+def test_make_test_gpu_names_a_missing_package_instead_of_installing(make_test_gpu, tmp_path: Path):
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['pydantic'] = None")
+    ran = make_test_gpu("")
+    assert "lacks pydantic;" in ran.stderr and "Error 3" in ran.stderr and "pytest" not in ran.stdout, ran.stderr
 
 
 def test_a_part_that_the_time_does_not_suffice_for_is_skipped_and_said_so(gpu):
