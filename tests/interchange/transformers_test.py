@@ -71,6 +71,7 @@ LLAMA31["original_max_position_embeddings"] = 4
 QWEN3 = {**LLAMA, "num_key_value_heads": 2, "head_dim": 8, "use_sliding_window": True}
 ALL, SLIDES = "full_attention", "sliding_attention"
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4, "beta_slow": 0.001}
+SCALINGS = {"linear": {"rope_type": "linear", "factor": 2.5}, "llama 3.1": LLAMA31, "yarn": YARN}
 THEIRS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2", {**GPT2, "resid_pdrop": 0.0}),
     "gpt2 untied": ("GPT2", {**GPT2, "resid_pdrop": 0.0, "tie_word_embeddings": False, "n_inner": 40}),
@@ -124,7 +125,7 @@ THEIRS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3": ("Qwen3", {**LLAMA, "num_key_value_heads": 2, "head_dim": 12}),
     "llama 3.1": ("Llama", {**LLAMA, "rope_theta": 500.0, "rope_scaling": LLAMA31}),
-    "llama, linear": ("Llama", {**LLAMA, "rope_parameters": {"rope_type": "linear", "factor": 2.5}}),
+    "llama, linear": ("Llama", {**LLAMA, "rope_parameters": SCALINGS["linear"]}),
     "llama, yarn": ("Llama", {**LLAMA, "rope_parameters": YARN | {"attention_factor": 1.3, "beta_fast": 0.05}}),
     "qwen2, yarn": ("Qwen2", {**LLAMA, "num_key_value_heads": 2, "rope_scaling": YARN}),
     "qwen3 tied": ("Qwen3", {**LLAMA, "num_key_value_heads": 1, "head_dim": 8, "tie_word_embeddings": True}),
@@ -139,18 +140,28 @@ THEIRS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gemma3 through a window": ("Gemma3", {**GEMMA, "sliding_window": 5, "layer_types": [SLIDES, SLIDES, ALL, SLIDES]}),
     "gemma3 that sees all": ("Gemma3", {**GEMMA, "layer_types": [ALL] * 4, "final_logit_softcapping": 1.0}),
-    "gemma3 through a window, linear": (
-        "Gemma3",
-        {
-            **GEMMA,
-            "sliding_window": 4,
-            "layer_types": [ALL, SLIDES, ALL, SLIDES],
-            "rope_parameters": {
-                ALL: {"rope_type": "linear", "factor": 4.0, "rope_theta": 300.0},
-                SLIDES: {"rope_type": "default", "rope_theta": 20.0},
+    **{
+        f"neox, {kind}": ("GPTNeoX", {**NEOX, "rotary_pct": 0.5, "rope_parameters": {**scaling, "rope_theta": 500.0}})
+        for kind, scaling in SCALINGS.items()
+    },
+    **{
+        f"gemma2, {kind}": ("Gemma2", {**GEMMA, "rope_parameters": {**scaling, "rope_theta": 500.0}})
+        for kind, scaling in SCALINGS.items()
+    },
+    **{
+        f"gemma3 through a window, {kind}": (
+            "Gemma3",
+            {
+                **GEMMA,
+                "sliding_window": 4,
+                "layer_types": [ALL, SLIDES, ALL, SLIDES],
+                "rope_parameters": {ALL: {**scaling, "rope_theta": 300.0}, SLIDES: {**near, "rope_theta": 20.0}},
             },
-        },
-    ),
+        )
+        for (kind, scaling), near in zip(
+            SCALINGS.items(), ({"rope_type": "default"}, YARN | {"attention_factor": 1.3}, LLAMA31), strict=True
+        )
+    },
     "granite": ("Granite", {**GRANITE, "tie_word_embeddings": False}),
     "granite tied": ("Granite", {**GRANITE, "tie_word_embeddings": True}),
     "phi3": ("Phi3", PHI3),

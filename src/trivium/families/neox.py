@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 
 from trivium.errors import ConfigError, DataError
-from trivium.families.common.attention import attend
+from trivium.families.common.attention import attend, rotated
 from trivium.families.common.family import Config, Family, Names, Tensors, Tree
-from trivium.families.common.rope import rope_of
+from trivium.families.common.rope import rope_config, rope_of
 from trivium.plan.model_shape import ModelShape
 
 ACTIVATIONS = MappingProxyType(
@@ -94,14 +94,9 @@ def write(model: ModelShape) -> Tree:
             f"hidden {model.hidden}; GPTNeoXForCausalLM has as many key-value heads as heads, and hidden / heads "
             f"columns in each: train with these for a model that is to be exported"
         )
-    if model.rope_scaling is not None:
-        raise ConfigError(
-            f"plan.model.rope_scaling is of kind '{model.rope_scaling.kind}', which GPTNeoXForCausalLM does not have; "
-            f"train with plan.model.rope_scaling=null to export the model"
-        )
     columns = model.head_columns if model.rope_columns is None else model.rope_columns
     share = columns / model.head_columns
-    rope = {"rope_type": "default", "rope_theta": model.rope_base, "partial_rotary_factor": share}
+    rope = rope_config(model)
     return {
         "model_type": "gpt_neox",
         "max_position_embeddings": model.sequence,
@@ -112,7 +107,8 @@ def write(model: ModelShape) -> Tree:
         "hidden_act": {"gelu": "gelu", "gelu_tanh": "gelu_new"}[model.activation],
         "rotary_pct": share,
         "rotary_emb_base": model.rope_base,
-        "rope_parameters": rope,
+        **rope,
+        "rope_parameters": {**rope["rope_parameters"], "partial_rotary_factor": share},
         "layer_norm_eps": model.norm_epsilon,
         "hidden_dropout": model.dropout,
         "attention_dropout": 0.0,
@@ -126,9 +122,7 @@ def logits(config: Config, tensors: Tensors, tokens: torch.Tensor) -> torch.Tens
     get, (B, S) = tensors.get, tokens.shape
     N, H = config["num_attention_heads"], config["hidden_size"]
     D = H // N
-    rotated = int(D * config["rotary_pct"])
-    speeds = config["rotary_emb_base"] ** (-torch.arange(0, rotated, 2).double() / rotated)
-    angles = torch.arange(S).double()[:, None] * speeds
+    columns = int(D * config["rotary_pct"])
 
     def linear(x: torch.Tensor, name: str) -> torch.Tensor:
         return F.linear(x, get(f"{name}.weight"), get(f"{name}.bias"))
@@ -137,9 +131,7 @@ def logits(config: Config, tensors: Tensors, tokens: torch.Tensor) -> torch.Tens
         return F.layer_norm(x, (H,), get(f"{name}.weight"), get(f"{name}.bias"), config["layer_norm_eps"])
 
     def turn(x: torch.Tensor) -> torch.Tensor:
-        a, b, rest = torch.split(x, [rotated // 2, rotated // 2, D - rotated], dim=-1)
-        cos, sin = angles.cos().to(x), angles.sin().to(x)
-        return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1)
+        return torch.cat([rotated(x[..., :columns], config["rope_parameters"]), x[..., columns:]], dim=-1)
 
     def attention(x: torch.Tensor, at: str) -> torch.Tensor:
         heads = linear(x, f"{at}.query_key_value").view(B, S, N, 3, D).permute(3, 0, 2, 1, 4)

@@ -9,9 +9,9 @@ import math
 import torch
 import torch.nn.functional as F
 
+from trivium.families.common.attention import rotation
 from trivium.families.common.experts_logits import mixture
 from trivium.families.common.family import Config, Tensors
-from trivium.families.common.llama_logits import speeds_of
 
 Tensor = torch.Tensor
 LATENT_EPSILON = 1e-6  # of the norms of latents, whatever rms_norm_eps is
@@ -75,6 +75,5 @@ def _rotation(config: Config, S: int) -> tuple[Tensor, Tensor, float]:
         scale *= grown(rope["mscale_all_dim"]) ** 2
         if rope.get("mscale") and "attention_factor" not in rope:
             rope = {**rope, "attention_factor": grown(rope["mscale"]) / grown(rope["mscale_all_dim"])}
-    speeds, length = speeds_of(rope, R)
-    angles = (torch.arange(S).double()[:, None] * speeds).unsqueeze(1)
-    return length * angles.cos(), length * angles.sin(), scale
+    cos, sin = rotation(rope, S, R)
+    return cos.unsqueeze(1), sin.unsqueeze(1), scale

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from trivium.errors import ConfigError
+from trivium.families.common.attention import rotated
 from trivium.families.common.family import Config, Family, Names, Tensors, Tree
 from trivium.families.common.llama_like import ENDS, MODULES, SETTINGS, SIZES
 from trivium.families.common.windows import ALL, WINDOW, windows_config, windows_of
@@ -150,14 +151,6 @@ def logits(config: Config, tensors: Tensors, tokens: torch.Tensor) -> torch.Tens
     def capped(x: torch.Tensor, cap: float | None) -> torch.Tensor:
         return x if cap is None else cap * torch.tanh(x / cap)
 
-    def turned(x: torch.Tensor, kind: str) -> torch.Tensor:
-        rope = config["rope_parameters"].get(kind, config["rope_parameters"])
-        slower = rope["factor"] if rope["rope_type"] == "linear" else 1.0
-        speeds = rope["rope_theta"] ** (-torch.arange(0, D, 2).double() / D) / slower
-        angles = torch.arange(S).double()[:, None] * speeds
-        (a, b), cos, sin = x.chunk(2, -1), angles.cos().to(x), angles.sin().to(x)
-        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
-
     def attention(x: torch.Tensor, at: str, kind: str) -> torch.Tensor:
         q, k, v = (
             (x @ get(f"{at}.{name}_proj.weight").T).view(B, S, heads, D).transpose(1, 2)
@@ -165,7 +158,9 @@ def logits(config: Config, tensors: Tensors, tokens: torch.Tensor) -> torch.Tens
         )
         if f"{at}.q_norm.weight" in tensors.names:
             q, k = norm(q, f"{at}.q_norm"), norm(k, f"{at}.k_norm")
-        q, k, v = turned(q, kind), *(y.repeat_interleave(N // G, 1) for y in (turned(k, kind), v))
+        rope = config["rope_parameters"].get(kind, config["rope_parameters"])
+        q, k = rotated(q, rope), rotated(k, rope)
+        k, v = (y.repeat_interleave(N // G, 1) for y in (k, v))
         scores = q @ k.transpose(-1, -2) * config["query_pre_attn_scalar"] ** -0.5
         reach = config["sliding_window"] if kind == WINDOW else S
         hidden = (ago < 0) | (ago >= reach)

@@ -3,14 +3,13 @@
 Legend: B sequences, S positions, H hidden, N heads, G key-value heads, D head width, V vocabulary.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from trivium.families.common.attention import attend
+from trivium.families.common.attention import attend, rotated
 from trivium.families.common.experts_logits import mixture
 from trivium.families.common.family import Config, Tensors
 
@@ -40,20 +39,14 @@ def logits(config: Config, tensors: Tensors, tokens: Tensor) -> Tensor:
         found = norm(found, of_heads) if normed else found
         return found.transpose(1, 2)
 
-    def turn(x: Tensor, layer: int) -> Tensor:
-        speeds, length = speeds_of(_rope(config, layer), D)
-        angles = torch.arange(S).double()[:, None] * speeds
-        cos, sin = (torch.cat([length * f(angles)] * 2, dim=-1).to(x) for f in (torch.cos, torch.sin))
-        a, b = x[..., : D // 2], x[..., D // 2 :]
-        return x * cos + torch.cat([-b, a], dim=-1) * sin
-
     x = get("model.embed_tokens.weight")[tokens]
     for layer in range(config["num_hidden_layers"]):
         at = f"model.layers.{layer}"
         y = x if after else norm(x, f"{at}.input_layernorm")
         q, k, v = (heads_of(y, n, f"{at}.self_attn") for n in ("q", "k", "v"))
-        k, v = (z.repeat_interleave(N // G, dim=1) for z in (turn(k, layer), v))
-        y = attend(turn(q, layer), k, v, _window(config, layer)).transpose(1, 2).reshape(B, S, N * D)
+        q, k = (rotated(z, _rope(config, layer)) for z in (q, k))
+        k, v = (z.repeat_interleave(N // G, dim=1) for z in (k, v))
+        y = attend(q, k, v, _window(config, layer)).transpose(1, 2).reshape(B, S, N * D)
         y = linear(y, f"{at}.self_attn.o_proj")
         x = x + (norm(y, f"{at}.post_attention_layernorm") if after else y)
         y = x if after else norm(x, f"{at}.post_attention_layernorm")
@@ -74,31 +67,6 @@ def _rope(config: Mapping[str, Any], layer: int) -> Mapping[str, Any]:
         return given
     found: Mapping[str, Any] = given[config["layer_types"][layer]]
     return found
-
-
-def speeds_of(rope: Mapping[str, Any], D: int) -> tuple[Tensor, float]:
-    """Radians for each position of every pair of columns [D/2], and what sines and cosines are multiplied by."""
-    kind, base = rope["rope_type"], rope["rope_theta"]
-    speeds = base ** (-torch.arange(0, D, 2).double() / D)
-    if kind == "default":
-        return speeds, 1.0
-    slow = speeds / rope["factor"]
-    if kind == "linear":
-        return slow, 1.0
-    span = rope["original_max_position_embeddings"]
-    if kind == "llama3":
-        low, high = rope["low_freq_factor"], rope["high_freq_factor"]
-        smooth = (span * speeds / (2 * math.pi) - low) / (high - low)
-        between = (1 - smooth) * slow + smooth * speeds
-        return torch.where(smooth > 1, speeds, torch.where(smooth < 0, slow, between)), 1.0
-
-    def pair(turns: float) -> float:  # the pair that turns `turns` times over the span
-        return D * math.log(span / (turns * 2 * math.pi)) / (2 * math.log(base))
-
-    low, high = max(math.floor(pair(rope["beta_fast"])), 0), min(math.ceil(pair(rope["beta_slow"])), D - 1)
-    kept = 1 - ((torch.arange(D // 2) - low) / (high - low if high != low else 0.001)).clamp(0, 1)
-    unsaid = 0.1 * math.log(rope["factor"]) + 1 if rope["factor"] > 1 else 1.0
-    return slow * (1 - kept) + speeds * kept, rope.get("attention_factor", unsaid)
 
 
 def _window(config: Mapping[str, Any], layer: int) -> int | None:
