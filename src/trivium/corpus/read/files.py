@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, overload
 
 from trivium.corpus.config import ReadConfig
+from trivium.corpus.read.arrow import ARROW, without_arrow
 from trivium.corpus.read.remote import Mark, mark_of, remote_files
 from trivium.errors import DataError
 
@@ -59,7 +60,7 @@ def list_files(path: Path | str) -> Listing:
             continue
         if not is_file:
             others["pipe or device"] += 1  # reading it may block forever
-        elif name_of(one).lower().endswith(SUFFIXES):
+        elif name_of(one).lower().endswith((*SUFFIXES, ARROW)):
             files.append(one)
         else:
             others[_ending(name_of(one))] += 1
@@ -72,7 +73,9 @@ def list_files(path: Path | str) -> Listing:
         elif others:
             what += f" (it has {told_endings(others)})"
         raise DataError(f"{path} {what}; convert the texts to one of these")
-    return Listing(files, MappingProxyType(dict(others)))
+    texts = without_arrow(files)
+    others.update(_ending(name_of(one)) for one in sorted({*files} - {*texts}, key=str))
+    return Listing(texts, MappingProxyType(dict(others)))
 
 
 @overload

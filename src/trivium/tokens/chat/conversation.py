@@ -20,6 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from trivium.corpus.read.arrow import ARROW, without_arrow
 from trivium.errors import DataError, nearest
 from trivium.tokens.chat.rows import read_rows
 from trivium.units import counted, shown
@@ -132,11 +133,12 @@ def _lines(numbers: Sequence[int], most: int = 3) -> str:
 
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
-        return [path]
-    found = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
+        return without_arrow([path])
+    read = (*SUFFIXES, ARROW)
+    found = sorted(file for file in path.rglob("*") if file.suffix.lower() in read and file.is_file())
     if not found:
         raise DataError(f"{path} has no file that ends in {', '.join(SUFFIXES)}; name a file or folder that has some")
-    return found
+    return without_arrow(found)
 
 
 def _fields(value: Any) -> Mapping[str, Any]:
