@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -216,6 +217,18 @@ def test_what_would_be_harvested_is_told_and_nothing_is_written(tmp_path):
     assert said[0] == "harvest: to be done"
     assert [line.split()[:2] for line in said[2:5]] == [["books", "2"], ["mine", "1"], ["train", "1"]]
     assert said[5].endswith(": 1 .pdf") and not (tmp_path / "run").exists()
+
+
+def test_later_pieces_of_long_texts_are_counted_among_all_documents(tmp_path):
+    said = [
+        f"In the morning of day {n} the old captain and his men walked slowly to the river. " * 20 for n in range(50)
+    ]
+    (tmp_path / "long.txt").write_text("\n\n".join(said))
+    told = call("harvest", "--corpus", tmp_path / "long.txt", "--out", tmp_path / "run")
+    (entry,) = json.loads((tmp_path / "run" / "harvest" / "sources.json").read_text())
+    assert re.search(r"([1-9]\d*) documents held out", told)
+    assert f"cut: {entry['added']} of the {entry['documents']} documents, held-out ones included" in told
+    assert entry["added"] == entry["documents"] - 1
 
 
 def test_dropped_documents_are_shown_by_step_and_reason(stores):

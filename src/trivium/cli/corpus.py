@@ -327,8 +327,9 @@ def _harvest_lines(result: Result) -> list[str]:
         lines.append(f"  skipped {counted(result['quarantined'], 'unreadable record')}; see sources.json")
     if result.get("added"):
         lines.append(
-            f"  texts of more than harvest.longest characters were cut: {result['added']:,} of the documents are later "
-            "pieces of another"
+            f"  texts of more than harvest.longest characters were cut: {result['added']:,} of the "
+            f"{result['documents'] + result['heldout']:,} documents, held-out ones included, are later pieces of "
+            f"another"
         )
     if passed_over := result.get("passed_over"):
         kinds = ", ".join(f"{number:,} {kind}" for kind, number in _most_first(passed_over))
