@@ -369,6 +369,15 @@ def test_adapter_of_a_router_is_refused_by_name(tmp_path: Path) -> None:
         with_adapters(base, tmp_path / "peft", tmp_path / "adapted")
 
 
+def test_dora_on_some_of_queries_keys_and_values_is_refused(tmp_path: Path) -> None:
+    there = with_random_adapters(base_model("llama", tmp_path / "base"), target_modules=["q_proj", "v_proj"],
+                                 use_dora=True)  # fmt: skip
+    there.save_pretrained(tmp_path / "peft")
+    base = Checkpoint.open(import_hf(tmp_path / "base", tmp_path / "imported"))
+    with pytest.raises(DataError, match=r"DoRA is on some of .*q_proj, .*k_proj, .*v_proj, and not on all"):
+        with_adapters(base, tmp_path / "peft", tmp_path / "adapted")
+
+
 def test_adapters_that_were_written_here_are_refused_beside_another_base(tmp_path: Path) -> None:
     base, folder = _llama(tmp_path)
     path = with_adapters(base, folder, tmp_path / "adapted")
