@@ -2,15 +2,17 @@
 
 import pytest
 
+from trivium.evaluation.benchmark import series_of
 from trivium.evaluation.joined import is_same, joined, loses, loses_study
 
 MODEL = {"step": 8, "tokens": 80, "parameters": 9, "sha256": "a"}
 RESULT = {"prompt_hash": "h", "version": 1, "normalisation": "token", "accuracy": 0.5}
+ASKED_OTHERWISE = [{"prompt_hash": "g"}, {"version": 2}, {"normalisation": "byte"}]
 
 
 def tree(model=MODEL, tasks=("hans",), skipped=None, **changed):
     results = {t: {"0": {**RESULT, **changed}} for t in tasks}
-    point = {**model, "tasks": {t: {"0": 0.5} for t in tasks}}
+    point = {**model, "tasks": series_of(results)}
     return {"model": model, "config": {}, "tasks": results, "skipped": skipped or {}, "series": [point]}
 
 
@@ -22,7 +24,7 @@ def test_checkpoints_are_identified_by_hash_if_both_have_one():
     assert loses(tree(), tree(other)) and not loses(tree(), tree())
 
 
-@pytest.mark.parametrize("changed", [{"prompt_hash": "g"}, {"version": 2}, {"normalisation": "byte"}])
+@pytest.mark.parametrize("changed", ASKED_OTHERWISE)
 def test_other_question_or_scoring_is_another_answer(changed):
     assert loses(tree(), tree(**changed))
     assert not loses(tree(), tree(accuracy=0.25) | {"series": tree()["series"]})
@@ -65,10 +67,32 @@ def test_other_checkpoints_of_this_call_stay_in_series_only(step):
 
 
 def test_repeated_question_is_replaced():
-    found = tree(accuracy=0.25)
-    found["series"][0]["tasks"]["hans"]["0"] = 0.25
-    told = joined(tree(), found, [MODEL])
-    assert told["tasks"]["hans"]["0"]["accuracy"] == told["series"][0]["tasks"]["hans"]["0"] == 0.25
+    told = joined(tree(), tree(accuracy=0.25), [MODEL])
+    assert told["tasks"]["hans"]["0"]["accuracy"] == told["series"][0]["tasks"]["hans"]["0"]["accuracy"] == 0.25
+
+
+@pytest.mark.parametrize("changed", ASKED_OTHERWISE)
+def test_series_is_of_the_same_questions(changed):
+    """The second call asks other questions of one of two tasks, and was interrupted after the first checkpoint."""
+    first, *_, last = models = [{**MODEL, "step": n, "sha256": str(n)} for n in (10, 20, 30)]
+    tasks = ["hans", "boolq"]
+    earlier = tree(last, tasks) | {"series": [tree(m, tasks)["series"][0] for m in models]}
+    told = joined(earlier, tree(first, **changed), models)
+    assert [(p["step"], set(p["tasks"])) for p in told["series"]] == [(10, {*tasks}), (20, {"boolq"}), (30, {"boolq"})]
+    assert told["series"][0]["tasks"]["hans"]["0"].items() >= changed.items()
+    assert told["model"] == last and set(told["tasks"]) == {"boolq"} and loses(earlier, told)
+
+    asked = {**earlier, "tasks": {"hans": earlier["tasks"]["hans"]}}
+    asked["series"] = [{**p, "tasks": {"hans": p["tasks"]["hans"]}} for p in earlier["series"]]
+    told = joined(asked, tree(first, **changed), models)
+    assert told == tree(first, **changed)
+
+    alone = tree(last, **changed) | {"series": []}  # without --every
+    told = joined(earlier, alone, [last])
+    assert {task for p in told["series"] for task in p["tasks"]} == {"boolq"} and len(told["series"]) == 3
+    assert told["tasks"]["hans"] == alone["tasks"]["hans"] and loses(earlier, told)
+    same = joined(earlier, tree(last) | {"series": []}, [last])
+    assert same["series"] == earlier["series"] and not loses(earlier, same)
 
 
 def test_missing_point_or_answer_is_a_loss():
@@ -76,7 +100,7 @@ def test_missing_point_or_answer_is_a_loss():
     earlier = tree() | {"series": [*before, *tree()["series"]]}
     assert not loses(earlier, dict(earlier))
     assert loses(earlier, tree())
-    changed = [{**before[0], "tasks": {"hans": {"0": 0.25}}}, *tree()["series"]]
+    changed = [{**before[0], "tasks": {"hans": {"0": RESULT | {"accuracy": 0.25}}}}, *tree()["series"]]
     assert loses(earlier, earlier | {"series": changed})
 
 

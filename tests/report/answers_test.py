@@ -61,13 +61,19 @@ def test_damaged_effects_are_named(tmp_path):
 
 def test_task_added_later_is_drawn_from_then():
     moments = [
-        {"tokens": 1000, "tasks": {"hans": {"0": 0.5}}},
-        {"tokens": 2000, "tasks": {"hans": {"0": 0.6}, "piqa": {"1": 0.7}}},
-        {"tokens": 3000, "tasks": {"piqa": {"1": 0.8}}},
+        {"tokens": 1000, "tasks": {"hans": {"0": {"accuracy": 0.5}}}},
+        {"tokens": 2000, "tasks": {"hans": {"0": {"accuracy": 0.6}}, "piqa": {"1": {"accuracy": 0.7}}}},
+        {"tokens": 3000, "tasks": {"piqa": {"1": {"accuracy": 0.8}}}},
     ]
     hans, piqa = accuracy_against_tokens(moments).data
     assert (hans.name, list(hans.x), list(hans.y)) == ("hans, 0 shots", [1000, 2000], [0.5, 0.6])
     assert (piqa.name, list(piqa.x), list(piqa.y)) == ("piqa, 1 shot", [2000, 3000], [0.7, 0.8])
+
+
+def test_accuracies_on_different_questions_are_not_connected():
+    points = ((1000, 0.5, "few"), (2000, 0.7, "many"), (3000, 0.6, "many"))
+    series = [{"tokens": n, "tasks": {"hans": {"0": {"accuracy": a, "prompt_hash": h}}}} for n, a, h in points]
+    assert [list(line.x) for line in accuracy_against_tokens(series).data] == [[1000], [2000, 3000]]
 
 
 def test_section_names_the_checkpoint():

@@ -19,7 +19,7 @@ def published_tasks() -> dict[str, Any]:
         "normalisation": "token", "truncated": 2, "by_group": {"heuristic": {f"constituent {HOSTILE}": group}},
         "contamination": {"n": 1, "clean": group, "in_corpus": None},
     }  # fmt: skip
-    point = {"step": 3, "tokens": 3072, "tasks": {"hans": {"0": 0.5}}}
+    point = {"step": 3, "tokens": 3072, "tasks": {"hans": {"0": {"accuracy": 0.5, "prompt_hash": "h"}}}}
     return {
         "format": "trivium-task-results-1", "tasks": {"hans": {"0": score}}, "skipped": {"race_h": "no rows"},
         "series": [point | {"step": 1, "tokens": 1024}, point],

@@ -313,7 +313,8 @@ def tell(found: Mapping[str, Any]) -> None:
         say(line)
     for point in found["series"]:
         headline = ", ".join(
-            f"{task} {'/'.join(percent(a) for a in by_shots.values())}" for task, by_shots in point["tasks"].items()
+            f"{task} {'/'.join(percent(s['accuracy']) for s in by_shots.values())}"
+            for task, by_shots in point["tasks"].items()
         )
         say(f"  step {point['step']:,}, {point['tokens']:,} tokens: {headline}")
     results = [r for by_shots in found["tasks"].values() for r in by_shots.values()]

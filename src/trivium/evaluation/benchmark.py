@@ -10,6 +10,7 @@ from trivium.errors import DataError
 from trivium.evaluation.answer import NativeScorer
 from trivium.evaluation.config import BenchmarkConfig, IncontextConfig
 from trivium.evaluation.contamination import Overlap, split_result
+from trivium.evaluation.joined import COMPARABLE
 from trivium.evaluation.requests import Likelihoods, Request, ask
 from trivium.evaluation.run import prompt_hash, requests_about, result_of, right
 from trivium.evaluation.statistics import by_group
@@ -143,9 +144,11 @@ def _drawn(task: Task, number: int, config: BenchmarkConfig) -> Callable[[Exampl
     return lambda example: same
 
 
-def series_of(found: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Return {task: {shots: accuracy}}, the values plotted against training tokens."""
-    return {task: {s: r["accuracy"] for s, r in by_shots.items()} for task, by_shots in found.items()}
+def series_of(found: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return {task: {shots: score}}, a point of the curve against training tokens: accuracies, and the fields that
+    tell which of them are comparable."""
+    keys = ("accuracy", *COMPARABLE)
+    return {task: {s: {key: r[key] for key in keys} for s, r in by_shots.items()} for task, by_shots in found.items()}
 
 
 def question_digests(benchmarks: Sequence[Benchmark], config: BenchmarkConfig | IncontextConfig) -> dict[str, str]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 Tree = Mapping[str, Any]
+COMPARABLE = ("prompt_hash", "version", "normalisation")  # results are comparable only where these are equal
 
 
 def is_same(one: Tree, other: Tree) -> bool:
@@ -16,19 +17,22 @@ def joined(earlier: Tree, found: Tree, asked: Sequence[Tree]) -> dict[str, Any]:
     """Merge `found` into an earlier `trivium-task-results-1`. `asked`: descriptions of this call's checkpoints.
 
     Earlier results are kept only if they are of one of these checkpoints and used the same tokenizer. Then other
-    tasks, other numbers of shots and all points of the series are kept; a task with the same number of shots is
-    replaced. While the earlier checkpoint has not been evaluated in this call yet, its results stay the headline.
+    tasks and other numbers of shots are kept; a task with the same number of shots is replaced. Accuracies in the
+    series are kept unless this call asks other questions of the same task and number of shots. While the earlier
+    checkpoint has not been evaluated in this call yet, its results stay the headline.
     """
     if not any(is_same(earlier["model"], model) for model in asked) or not _alike(earlier, found):
         return dict(found)
-    series = _series(earlier.get("series", []), found["series"])
+    earlier = {**earlier, "tasks": _comparable(earlier["tasks"], found["tasks"])}
+    points = [{**point, "tasks": _comparable(point["tasks"], found["tasks"])} for point in earlier.get("series", [])]
+    series = _series([point for point in points if point["tasks"]], found["series"])
     if is_same(earlier["model"], found["model"]):
         tasks = _merged(earlier["tasks"], found["tasks"])
         skipped = {**earlier.get("skipped", {}), **found["skipped"]}
         left_out = {name: why for name, why in skipped.items() if name not in tasks}
         return {**found, "tasks": tasks, "skipped": left_out, "series": series}
     comes_later = earlier["model"]["step"] > found["model"]["step"]
-    return {**(earlier if comes_later else found), "series": series}
+    return {**(earlier if comes_later and earlier["tasks"] else found), "series": series}
 
 
 def loses(earlier: Tree, tree: Tree) -> bool:
@@ -39,14 +43,14 @@ def loses(earlier: Tree, tree: Tree) -> bool:
     for task, by_shots in earlier["tasks"].items():
         for shots, result in by_shots.items():
             now = tree["tasks"].get(task, {}).get(shots, {})
-            if any(now.get(key) != result.get(key) for key in ("prompt_hash", "version", "normalisation")):
+            if any(now.get(key) != result.get(key) for key in COMPARABLE):
                 return True
     points = {point["step"]: point["tasks"] for point in tree["series"]}
     return any(
-        points.get(point["step"], {}).get(task, {}).get(shots) != accuracy
+        points.get(point["step"], {}).get(task, {}).get(shots) != score
         for point in earlier.get("series", [])
         for task, by_shots in point["tasks"].items()
-        for shots, accuracy in by_shots.items()
+        for shots, score in by_shots.items()
     )
 
 
@@ -66,6 +70,18 @@ def _merged(earlier: Tree, found: Tree) -> dict[str, Any]:
     """Merge two {task: {shots: …}}; `found` takes precedence."""
     tasks = dict.fromkeys([*earlier, *found])
     return {task: {**earlier.get(task, {}), **found.get(task, {})} for task in tasks}
+
+
+def _comparable(earlier: Tree, found: Tree) -> dict[str, Any]:
+    """Return {task: {shots: …}} of `earlier` without the results of which `found` has others that are not
+    comparable."""
+
+    def is_kept(task: str, shots: str, result: Tree) -> bool:
+        now = found.get(task, {}).get(shots)
+        return now is None or all(now[key] == result[key] for key in COMPARABLE)
+
+    kept = {t: {s: r for s, r in by_shots.items() if is_kept(t, s, r)} for t, by_shots in earlier.items()}
+    return {task: by_shots for task, by_shots in kept.items() if by_shots}
 
 
 def _series(earlier: Sequence[Tree], found: Sequence[Tree]) -> list[dict[str, Any]]:

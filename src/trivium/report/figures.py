@@ -290,17 +290,18 @@ def beside_published(scores: list[tuple[str, str, Tree]]) -> go.Figure:
 
 
 def accuracy_against_tokens(series: list[Tree]) -> go.Figure:
-    """Draw accuracy against tokens.
+    """Draw accuracy against tokens. Accuracies on different questions are different lines.
 
-    series: points {tokens, tasks: {task: {shots: accuracy}}}. A point may lack tasks.
+    series: points {tokens, tasks: {task: {shots: score}}}. A point may lack tasks.
     """
-    lines: dict[tuple[str, str], list[tuple[int, float]]] = {}
+    lines: dict[tuple[str, str, Any], list[tuple[int, float]]] = {}
     for point in series:
         for task, by_shots in point["tasks"].items():
-            for shots, accuracy in by_shots.items():
-                lines.setdefault((task, shots), []).append((point["tokens"], accuracy))
+            for shots, score in by_shots.items():
+                line = lines.setdefault((task, shots, score.get("prompt_hash")), [])
+                line.append((point["tokens"], score["accuracy"]))
     figure = go.Figure()
-    for (task, shots), points in lines.items():
+    for (task, shots, _), points in lines.items():
         x, y = zip(*points, strict=True)
         figure.add_scatter(name=plain_label(f"{task}, {shots_text(shots)}"), x=x, y=y, mode="lines+markers")
     return sized(figure, 420, "tokens", ACCURACY)

@@ -156,16 +156,16 @@ class TaskScore(Score):
     contamination: dict[str, Any] | None = None
 
 
-class Tasks(Result):
-    tasks: dict[str, dict[str, TaskScore]]
-    skipped: dict[str, str] = {}
-    series: list[dict[str, Any]] = []
-
-
 class AskedMoment(Result):
     step: int
     tokens: int
     tasks: dict[str, dict[str, Score]]
+
+
+class Tasks(Result):
+    tasks: dict[str, dict[str, TaskScore]]
+    skipped: dict[str, str] = {}
+    series: list[AskedMoment] = []
 
 
 class Incontext(Result):

@@ -133,11 +133,7 @@ def _training(report: Tree) -> Section:
     if timed := [step for step in steps if step.get("tokens_per_second")]:
         drawn.append(Drawn("Throughput", figures.throughput(timed), "picture"))
     if training["asked"]:
-        series = [
-            {**a, "tasks": {t: {k: s["accuracy"] for k, s in by.items()} for t, by in a["tasks"].items()}}
-            for a in training["asked"]
-        ]
-        asked = figures.accuracy_against_tokens(series)
+        asked = figures.accuracy_against_tokens(training["asked"])
         drawn.append(Drawn("Published tasks during the training", asked, "picture"))
     stopped = f", {counted(len(interruptions), 'interruption')}" if interruptions else ""
     return Section(
