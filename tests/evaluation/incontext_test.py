@@ -1,6 +1,7 @@
 import math
 from collections import Counter
 
+import numpy as np
 import pytest
 
 from evaluation.benchmark_test import HANS
@@ -8,6 +9,7 @@ from evaluation.scorers import Ignorant, noise, scored
 from trivium.config import build
 from trivium.errors import ConfigError, DataError
 from trivium.evaluation.benchmark import evaluate_benchmarks, prepare
+from trivium.evaluation.calibration import calibration_error, separation
 from trivium.evaluation.config import BenchmarkConfig, IncontextConfig
 from trivium.evaluation.incontext import in_turn, measure, orders, study_of
 from trivium.evaluation.statistics import wilson
@@ -205,6 +207,62 @@ def test_margin_is_lead_over_best_other_choice():
     config = CONFIG.model_copy(update={"shots": (0,), "compare_at": 1, "draws": 1, "orders": 1, "limit": 9})
     found = measure(study(config, rows, "race_h"), Sure())["shots"]["0"]["margins"]
     assert found["edges"][0] == 2.5 and found["counts"]["right"][0] == 9
+
+
+def test_margins_of_two_choices_without_labels_are_leads_too():
+    """A model that is always right has no margin below 0, wherever the right choice stands."""
+    rows = [{"goal": f"g{n}", "sol1": f"a{n}", "sol2": f"b{n}", "label": n % 2} for n in range(60)]
+
+    class Right:
+        def loglikelihood(self, requests):
+            right = [r.continuation[1] == "ab"[int(r.continuation[2:]) % 2] for r in requests]
+            return [scored(-5.0 if good else -9.0, r.continuation) for r, good in zip(requests, right, strict=True)]
+
+    found = measure(study(CONFIG.model_copy(update={"shots": (0,), "draws": 2}), rows, "piqa"), Right())
+    measured = found["shots"]["0"]
+    assert found["labels"] is None and measured["accuracy"] == measured["separation"] == 1.0
+    assert measured["margins"]["edges"][0] == 4.0 and measured["margins"]["counts"]["right"][0] == 30 * 2
+
+
+def test_measures_are_means_over_draws():
+    """Bins and histograms count the answers of all draws."""
+
+    class Spy(Ignorant):
+        def loglikelihood(self, requests):
+            answers = super().loglikelihood(requests)
+            nats.append(np.asarray([a.loglikelihood for a in answers]).reshape(-1, 2)[:30])
+            return answers
+
+    nats, asked = [], study(CONFIG.model_copy(update={"shots": (3,)}))
+    found, examples = measure(asked, Spy())["shots"]["3"], asked.benchmark.task.examples
+    gold = np.asarray([e.answer for e in examples])
+    assert len(set(found["accuracies"])) > 1
+    assert [float((n.argmax(1) == gold).mean()) for n in nats[:8]] == found["accuracies"]
+    of_labels = [found["by_label"][label] * (gold == k).sum() for k, label in enumerate(asked.labels)]
+    assert sum(of_labels) / 30 == pytest.approx(found["accuracy"]) == pytest.approx(np.mean(found["accuracies"]))
+    for groups in found["by_group"].values():
+        assert sum(g["accuracy"] * g["n"] for g in groups.values()) == pytest.approx(30 * found["accuracy"])
+        assert sum(g["n"] for g in groups.values()) == 30
+    assert found["calibration_error"] == pytest.approx(np.mean([calibration_error(n, gold)[0] for n in nats[:8]]))
+    assert found["separation"] == pytest.approx(np.mean([separation(n[:, 0] - n[:, 1], gold == 0) for n in nats[:8]]))
+    bins = found["calibration_bins"]
+    assert sum(b["n"] for b in bins) == 30 * 8
+    assert sum(b["n"] * b["accuracy"] for b in bins) / 240 == pytest.approx(found["accuracy"])
+    for histograms in ([found["margins"]], found["margins_by_group"].values()):
+        counted = [np.sum([h["counts"][label] for h in histograms]) for label in asked.labels]
+        assert counted == [8 * (gold == k).sum() for k in (0, 1)]
+
+
+def test_confidence_is_a_probability_also_of_long_choices():
+    """A lead of 10 nats is a probability of nearly 1, whatever number of tokens the score is divided by."""
+    rows = [{"goal": f"g{n}", "sol1": "a " * 20, "sol2": "b " * 20, "label": 0} for n in range(60)]
+
+    class Sure:
+        def loglikelihood(self, requests):
+            return [scored(-20.0 if "a" in r.continuation else -30.0, r.continuation) for r in requests]
+
+    found = measure(study(CONFIG.model_copy(update={"shots": (0,), "draws": 1}), rows, "piqa"), Sure())["shots"]["0"]
+    assert found["calibration_error"] == pytest.approx(1 / (1 + math.exp(10)))
 
 
 def test_interval_is_that_of_mean_over_draws():

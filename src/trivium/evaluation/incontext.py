@@ -10,7 +10,7 @@ Legend: n questions, C choices.
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -32,7 +32,7 @@ from trivium.evaluation.calibration import (
 from trivium.evaluation.config import BenchmarkConfig, IncontextConfig
 from trivium.evaluation.requests import Likelihoods, Request, ask
 from trivium.evaluation.run import requests_about, scores_of
-from trivium.evaluation.statistics import by_group, wilson
+from trivium.evaluation.statistics import by_group, share_of
 from trivium.evaluation.tasks.definition import Definition
 from trivium.evaluation.tasks.readers import BY_FIELDS, as_sentence, completed
 from trivium.evaluation.tasks.rows import Rows
@@ -185,36 +185,41 @@ def _outcome(study: Study, scorer: Likelihoods, draw: Draw, *, calibrated: bool)
 
 
 def _measures(study: Study, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Return the measures of a condition: means over draws, and bins and histograms of the answers of all draws."""
     task, confidence = study.benchmark.task, study.config.confidence
-    first, gold = outcomes[0], outcomes[0].gold
-    accuracies = [float((o.said == gold).mean()) for o in outcomes]
-    mean, count = float(np.mean(accuracies)), len(gold)
-    error, bins = calibration_error(first.scores, gold)
-    corrected = [
-        float((contextual(o.scores, o.empty).argmax(1) == gold).mean()) for o in outcomes if o.empty is not None
-    ]
-    thresholds = [t for o in outcomes if (t := threshold_accuracy(o.scores, gold)) is not None]
-    said = np.concatenate([o.said for o in outcomes])
-    two = first.nats.shape[1] == 2
-    margins = first.nats[:, 0] - first.nats[:, 1] if two else _lead(first)
+    gold, every_gold = outcomes[0].gold, np.concatenate([o.gold for o in outcomes])
+    scores, nats = np.concatenate([o.scores for o in outcomes]), np.concatenate([o.nats for o in outcomes])
+    correct = np.stack([o.said == gold for o in outcomes])  # [draws, n]
+    shares = correct.mean(0)  # of the draws in which each question is answered correctly
+    corrected = [(contextual(o.scores, o.empty).argmax(1) == gold).mean() for o in outcomes if o.empty is not None]
+    said = scores.argmax(1)
+    two = nats.shape[1] == 2
     labels = study.labels if two and study.labels else None
+    margins = nats[:, 0] - nats[:, 1] if labels else _lead(nats, every_gold)
+    overall = share_of(shares.tolist(), confidence=confidence)
     return {
-        "accuracy": mean,
-        "accuracies": accuracies,
-        "interval": list(wilson(round(mean * count), count, confidence=confidence)),
-        "threshold_accuracy": float(np.mean(thresholds)) if thresholds else None,
-        "contextual_accuracy": float(np.mean(corrected)) if corrected else None,
-        "truncated_fraction": float(np.mean([o.truncated for o in outcomes])),
-        "calibration_error": error,
-        "calibration_bins": bins,
-        "separation": separation(margins, gold == 0) if two else None,
+        "accuracy": overall["accuracy"],
+        "accuracies": correct.mean(1).tolist(),
+        "interval": overall["interval"],
+        "threshold_accuracy": _mean(threshold_accuracy(o.scores, gold) for o in outcomes),
+        "contextual_accuracy": _mean(corrected),
+        "truncated_fraction": _mean(o.truncated for o in outcomes),
+        "calibration_error": _mean(calibration_error(o.nats, gold)[0] for o in outcomes),
+        "calibration_bins": calibration_error(nats, every_gold)[1],
+        "separation": _mean(separation(o.nats[:, 0] - o.nats[:, 1], gold == 0) for o in outcomes if two),
         "said": {label: float((said == k).mean()) for k, label in enumerate(study.labels or ())},
-        "margins": histogram(margins, gold if labels else np.zeros_like(gold), labels or ("right",)),
-        "margins_by_group": _margins_by_group(task, margins, gold, labels),
-        "by_group": by_group(task.examples, (first.said == gold).tolist(), confidence=confidence),
-        "by_label": _by_label(first, study.labels),
+        "margins": histogram(margins, every_gold if labels else np.zeros_like(every_gold), labels or ("right",)),
+        "margins_by_group": _margins_by_group(task, margins, every_gold, labels),
+        "by_group": by_group(task.examples, shares.tolist(), confidence=confidence),
+        "by_label": {k: float(shares[gold == n].mean()) for n, k in enumerate(study.labels or ()) if n in gold},
         **_label_biases(study, outcomes),
     }
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    """Return the mean over draws; None if the measure applies to none."""
+    found = [value for value in values if value is not None]
+    return float(np.mean(found)) if found else None
 
 
 def _label_biases(study: Study, outcomes: Sequence[Outcome]) -> dict[str, Any]:
@@ -345,22 +350,17 @@ def _without_content(of: Definition, rows: Rows, config: IncontextConfig) -> tup
     return tuple(prompt.format_map({**dict.fromkeys(fields, text), "sentence": as_sentence(text)}) for text in NOTHING)
 
 
-def _lead(outcome: Outcome) -> Scores:
-    """Return the margin of the correct choice over the best incorrect one [n]."""
-    right = np.arange(outcome.nats.shape[1]) == outcome.gold[:, None]
-    lead: Scores = outcome.nats[right] - np.where(right, -np.inf, outcome.nats).max(1)
+def _lead(nats: Scores, gold: Labels) -> Scores:
+    """Return the margin of the correct choice over the best incorrect one [n], for log-likelihoods [n, C]."""
+    right = np.arange(nats.shape[1]) == gold[:, None]
+    lead: Scores = nats[right] - np.where(right, -np.inf, nats).max(1)
     return lead
 
 
 def _margins_by_group(task: Task, margins: Scores, gold: Labels, labels: Sequence[str] | None) -> Mapping[str, Any]:
-    """Return a histogram for each group of the first grouping."""
+    """Return a histogram for each group of the first grouping. margins, gold: of every draw, one after another."""
     name = next(iter(task.examples[0].groups), None)
     if name is None or labels is None:
         return {}
-    of = np.asarray([e.groups[name] for e in task.examples])
+    of = np.tile([e.groups[name] for e in task.examples], len(gold) // len(task.examples))
     return {str(g): histogram(margins[of == g], gold[of == g], labels) for g in np.unique(of)}
-
-
-def _by_label(outcome: Outcome, labels: Sequence[str] | None) -> dict[str, float]:
-    some = {label: outcome.gold == k for k, label in enumerate(labels or ())}
-    return {label: float((outcome.said == outcome.gold)[mask].mean()) for label, mask in some.items() if mask.any()}

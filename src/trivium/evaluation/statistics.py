@@ -1,5 +1,6 @@
 """Confidence intervals and tests for measured shares and means. All random draws are seeded."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -23,21 +24,22 @@ def wilson(successes: int, trials: int, *, confidence: float = 0.95) -> Interval
     return Interval(float(found.low), float(found.high))
 
 
-def share_of(flags: Sequence[bool], *, confidence: float) -> dict[str, Any]:
-    """Return {n, accuracy, interval} of correct answers."""
-    right, count = sum(flags), len(flags)
-    interval = list(wilson(right, count, confidence=confidence))
+def share_of(correct: Sequence[float], *, confidence: float) -> dict[str, Any]:
+    """Return {n, accuracy, interval} of answers. correct: for each question whether its answer is correct, or in which
+    share of several draws of the shots it is. The interval is that of n answers."""
+    right, count = math.fsum(correct), len(correct)
+    interval = list(wilson(round(right), count, confidence=confidence))
     return {"n": count, "accuracy": right / count, "interval": interval}
 
 
-def by_group(examples: Sequence[Example], correct: Sequence[bool], *, confidence: float) -> dict[str, Any]:
-    """Return {grouping: {group: {n, accuracy, interval}}}."""
-    found: dict[str, dict[str, list[bool]]] = {}
+def by_group(examples: Sequence[Example], correct: Sequence[float], *, confidence: float) -> dict[str, Any]:
+    """Return {grouping: {group: {n, accuracy, interval}}}. correct: see `share_of`."""
+    found: dict[str, dict[str, list[float]]] = {}
     for example, good in zip(examples, correct, strict=True):
         for name, group in example.groups.items():
             found.setdefault(name, {}).setdefault(group, []).append(good)
     return {
-        name: {group: share_of(flags, confidence=confidence) for group, flags in sorted(groups.items())}
+        name: {group: share_of(shares, confidence=confidence) for group, shares in sorted(groups.items())}
         for name, groups in found.items()
     }
 

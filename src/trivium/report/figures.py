@@ -337,7 +337,7 @@ def varied(kinds: dict[str, Tree]) -> go.Figure:
 
 
 def calibration(by_shots: Tree) -> go.Figure:
-    """Draw accuracy against the predicted probability of the answer, in bins."""
+    """Draw the accuracy of the likeliest choice against its probability, in bins."""
     figure = go.Figure()
     figure.add_scatter(name="as right as sure", x=[0, 1], y=[0, 1], mode="lines", line={"color": RED, "dash": "dash"})
     for (shots, measured), colour in zip(by_shots.items(), (BLUE, ORANGE), strict=False):
@@ -348,37 +348,37 @@ def calibration(by_shots: Tree) -> go.Figure:
             y=[b["accuracy"] for b in bins],
             mode="lines+markers",
             marker={"size": [6 + min(18, b["n"] ** 0.5) for b in bins], "color": colour},
-            text=[f"{b['n']} questions" for b in bins],
+            text=[f"{b['n']} answers" for b in bins],
         )
-    x = {"title": "probability of the answer among the choices", "range": [0, 1]}
+    x = {"title": "probability of the likeliest choice", "range": [0, 1]}
     return sized(figure, 380, x, {**ACCURACY, "range": [0, 1]})
 
 
 def margins(groups: Tree, labels: list[str] | None) -> go.Figure:
-    """Draw a histogram per group of the margin of the first of two labels over the second, by gold label.
+    """Draw a histogram per group of the margin of the first of two labels over the second, by gold label; without
+    two labels, of the lead of the right choice.
 
     labels: the choices in the task's order, if all questions share them.
     """
+    two = labels if labels and len(labels) == 2 else None
     titles, spacing = [plain_label(g) for g in groups], 0.24 / (len(groups) + 1)
     figure = make_subplots(rows=len(groups), shared_xaxes=True, subplot_titles=titles, vertical_spacing=spacing)
     for row, histogram in enumerate(groups.values(), start=1):
         counts = histogram["counts"]
-        for number, label in enumerate(k for k in labels or counts if k in counts):
+        for number, label in enumerate(k for k in two or counts if k in counts):
             figure.add_bar(
                 name=plain_label(f"gold: {label.strip()}"),
                 x=[(a + b) / 2 for a, b in pairwise(histogram["edges"])],
                 y=counts[label],
                 marker_color=look(number)[0],
                 opacity=0.7,
-                showlegend=row == 1,
+                showlegend=row == 1 and len(counts) > 1,
                 row=row,
                 col=1,
             )
-    title = "lead of the right choice, nats"
-    if labels and len(labels) == 2:
-        title = f"log P({labels[0].strip()}) − log P({labels[1].strip()})"
+    title = f"log P({two[0].strip()}) − log P({two[1].strip()})" if two else "lead of the right choice, nats"
     figure.update_layout(barmode="overlay")
-    sized(figure, 160 + 180 * len(groups), y="questions")
+    sized(figure, 160 + 180 * len(groups), y="answers")
     return figure.update_xaxes(title=plain_label(title), row=len(groups), col=1)
 
 

@@ -19,7 +19,7 @@ from trivium.provenance import file_sha256, fingerprint
 from trivium.serving.writer import Writer
 from trivium.suite.sequences import Sequences, context_gain, memorisation
 
-VERSION = 1  # rises when a probe changes what it measures
+VERSION = 2  # rises when a probe changes what it measures
 _OF_TASKS = ("accuracy", "interval", "chance", "n", "nats_per_byte")
 _OF_SHOTS = ("accuracy", "interval", "calibration_error", "majority_bias", "recency_bias")
 
