@@ -6,7 +6,15 @@ from report.fake_run import incontext_study, stations, write_run
 from trivium.errors import DataError
 from trivium.report.answers import bias_section, bias_tables, evaluation_section, incontext_section, tasks_section
 from trivium.report.collect import collect
-from trivium.report.figures import accuracy_against_tokens, against_shots, calibration, margins, varied
+from trivium.report.figures import (
+    MAX_OCCUPATIONS,
+    accuracy_against_tokens,
+    against_shots,
+    calibration,
+    margins,
+    occupations,
+    varied,
+)
 
 
 def test_every_effect_and_group_has_a_row(tmp_path):
@@ -118,14 +126,36 @@ def test_similar_models_are_distinguished_by_target():
     assert first.startswith("base: step ") and second.startswith("tuned: step ")
 
 
+def test_every_row_and_figure_names_its_model():
+    """Also where the last parts of two targets are equal."""
+    named = [{"target": target, **model()} for target in ("a/run", "b/run", "b/run", "c/other")]
+    section = incontext_section({"incontext": {"task": "hans", "models": named}})
+    (table,) = section.tables
+    assert table.headings[0] == "model"
+    rows = [row[0].split(": step ")[0] for row in table.rows]
+    assert [name for n, name in enumerate(rows) if rows[n - 1 : n] != [name]] == ["a/run", "b/run", "other"]
+    assert all("(other: step " in drawn.caption for drawn in section.figures[1:]) and len(section.figures) > 3
+    alone = incontext_section({"incontext": {"task": "hans", "models": named[:1]}})
+    assert not any("run" in drawn.caption for drawn in alone.figures)
+
+
 def test_margins_are_of_first_label_over_second():
     histogram = {"edges": [-1.0, 0.0, 1.0], "counts": {" False": [5, 0], " True": [0, 7]}}
     figure = margins({"a": histogram, "b": histogram}, [" True", " False"])
     assert [t.name for t in figure.data[:2]] == ["gold: True", "gold: False"]
     assert list(figure.data[0].y) == [0, 7] and len(figure.data) == 4
     assert figure.layout.xaxis2.title.text == "log P(True) − log P(False)"
-    lead = margins({"": {"edges": [0.0, 1.0], "counts": {"right": [3]}}}, None)
-    assert lead.layout.xaxis.title.text.startswith("lead of the right choice")
+    for labels in (None, [" True", " Neither", " False"]):
+        lead = margins({"": {"edges": [0.0, 1.0], "counts": {"right": [3]}}}, labels)
+        assert lead.layout.xaxis.title.text.startswith("lead of the right choice")
+        assert [list(bars.y) for bars in lead.data] == [[3]]
+
+
+@pytest.mark.parametrize("low", [0.1, -0.605, -5.0])
+def test_most_skewed_occupations_are_farthest_from_zero(low):
+    ratios = [(f"occupation {n}", low + n / 100) for n in range(100)]
+    drawn = list(occupations(ratios, against="nats").data[0].x)
+    assert drawn == sorted(sorted((v for _, v in ratios), key=abs)[-MAX_OCCUPATIONS:])
 
 
 def test_intervals_and_confidence_are_shown_as_measured():

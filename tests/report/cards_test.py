@@ -1,6 +1,7 @@
 """The cards show the figures of the run's files, and name what is unknown."""
 
 import json
+import math
 
 import pytest
 
@@ -30,7 +31,19 @@ def test_cards_show_the_run(tmp_path):
         "Best task": "31.0%",
     }
     assert found["Share of peak"].note == "32 GFLOP/s of an assumed 128 GFLOP/s, 2 CPU cores"
-    assert found["Best task"].note == "last_word, 4 shots; chance 26.0%"
+    assert found["Best task"].note == "last_word, 4 shots; token frequencies 26.0%"
+
+
+@pytest.mark.parametrize(("loss", "perplexity"), [(8.0, "2,980"), (math.log(999.6), "1,000"), (2.0, "7.39")])
+def test_large_figures_have_no_exponent(tmp_path, loss, perplexity):
+    summary = stations()["training/summary.json"] | {"validation_loss": loss, "unigram_entropy": None}
+    gpu = {"device": "H100", "devices": 8192, "peak_flops_per_second": 8e15, "price_per_hour": 2, "assumed": False}
+    score = stations()["evaluation/results.json"]["tasks"]["last_word"]["0"] | {"unigram": None}
+    evaluation = {"tasks": {"last_word": {"0": score}}}
+    found = shown(tmp_path, gpu, **{"training/summary.json": summary, "evaluation/results.json": evaluation})
+    assert found["Validation loss"].note == f"perplexity {perplexity}"
+    assert found["Cost"].note == "16,500 GPU-hours at 2 each"
+    assert found["Best task"].note == "last_word, 0 shots; chance 25.0%"
 
 
 def test_price_is_per_device_and_hour(tmp_path):

@@ -337,6 +337,14 @@ def test_results_of_older_checkpoint_name_both_steps(tmp_path):
     current = collect(asked_at(tmp_path / "b", 20, sha256="step-00000020"))
     assert current["older"] == {} and results(current)["older"] is None
     assert collect(asked_at(tmp_path / "c", 20))["older"] == {}  # as written by older versions
+    # A study of several models is of the newest checkpoint if that is among them.
+    study = json.loads((tmp_path / "b" / "incontext" / "results.json").read_text())
+    foreign = study["models"][-1] | {"model": {"step": 0, "tokens": 0, "sha256": "foreign"}}
+    for run, step in (("a", 10), ("b", None)):
+        place = tmp_path / run / "incontext" / "results.json"
+        study = json.loads(place.read_text())
+        place.write_text(json.dumps(study | {"models": [*study["models"], foreign]}))
+        assert collect(tmp_path / run)["older"].get("incontext", {}).get("step") == step
     # Trained again for as many steps.
     another = collect(asked_at(tmp_path / "d", 20, sha256="other"))["older"]
     assert another == dict.fromkeys(of_a_model, {"step": 20, "newest": 20})

@@ -1,5 +1,7 @@
 """Sections about what the model answers: evaluation, published tasks, in-context learning, bias and samples."""
 
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from trivium.report.words import (
     percent_text,
     range_text,
     scores_of,
+    shots_text,
 )
 from trivium.units import counted
 
@@ -169,25 +172,27 @@ def incontext_section(report: Tree) -> Section:
     """Show how answers depend on the solved examples before a question."""
     found = report["incontext"]
     models, config = found["models"], found.get("config")
-    last = models[-1]
+    last, named = models[-1], _model_texts(models)
     rows = [
         (
-            *(str(m["model"]["step"]), VARIED[kind], name, percent_text(v["accuracy"]), percent_range(v["interval"])),
+            *(which, VARIED[kind], name, percent_text(v["accuracy"]), percent_range(v["interval"])),
             *(percent_text(v["threshold_accuracy"]), percent_text(v["contextual_accuracy"])),
             *(number_text(v[key]) for key in ("calibration_error", "majority_bias", "recency_bias")),
             percent_text(v.get("truncated_fraction")),
         )
-        for m in models
+        for which, m in zip(named, models, strict=True)
         for kind in VARIED
         for name, v in m[kind].items()
         if v is not None
     ]
-    heads: tuple[str, ...] = ("step", "varied", "value", "accuracy", level_text([config] if config else []))
+    heads: tuple[str, ...] = ("model", "varied", "value", "accuracy", level_text([config] if config else []))
     heads += ("with a threshold", "content-free corrected", "calibration error", "majority bias", "recency bias")
     orders = f" All {len(last['order'])} orders of the shots are included." if last.get("order_complete") else ""
     names = [f"{VARIED[kind]}: {name}" for kind, lacking in last.get("left_out", {}).items() for name in lacking]
     left_out = f" Not measured, because there were too few shots: {'; '.join(names)}." if names else ""
-    against_shots = figures.against_shots(models, [_model_text(m) for m in models])
+    drawn = _figures_of(last)
+    if len(models) > 1:
+        drawn = [replace(one, caption=f"{one.caption} ({named[-1]})") for one in drawn]
     return Section(
         "incontext",
         f"In-context learning: {found['task']}",
@@ -195,9 +200,9 @@ def incontext_section(report: Tree) -> Section:
         reading="Learning from shots separates the margins of the two labels; a shift of both is a label bias, which a "
         "decision threshold corrects. Biases are in shares of answers: 0 is none. On the diagonal, accuracy equals "
         "confidence.",
-        limits="Few questions with shared shots, averaged over a few draws. The intervals cover the choice of "
-        f"questions, not the choice of draws.{orders}{left_out}",
-        figures=[Drawn("Accuracy against shots", against_shots), *_figures_of(last)],
+        limits="Few questions with shared shots, averaged over a few draws; histograms count the answers of all draws. "
+        f"The intervals cover the choice of questions, not the choice of draws.{orders}{left_out}",
+        figures=[Drawn("Accuracy against shots", figures.against_shots(models, named)), *drawn],
         tables=[Table((*heads, "prompts cut"), rows)],
     )
 
@@ -216,13 +221,18 @@ def _figures_of(model: Tree) -> list[Drawn]:
         drawn.append(Drawn("Accuracy against confidence", bins))
     for k in extremes:
         groups = shots[k].get("margins_by_group") or {"": shots[k]["margins"]}
-        drawn.append(Drawn(f"Margins after {k} shots", figures.margins(groups, model.get("labels"))))
+        drawn.append(Drawn(f"Margins after {shots_text(k)}", figures.margins(groups, model.get("labels"))))
     return drawn
 
 
-def _model_text(model: Tree) -> str:
-    target, step = model.get("target"), f"step {model['model']['step']}, {model['model']['parameters']:,} parameters"
-    return f"{Path(target).name or target}: {step}" if target else step
+def _model_texts(models: list[Tree]) -> list[str]:
+    """Name each model by the last part of its target, or all of it where several targets share that, by step and by
+    parameters."""
+    targets = [m.get("target") or "" for m in models]
+    shared = Counter(Path(target).name for target in set(targets))
+    names = [name if (name := Path(target).name) and shared[name] == 1 else target for target in targets]
+    steps = [f"step {m['model']['step']}, {m['model']['parameters']:,} parameters" for m in models]
+    return [f"{name}: {step}" if name else step for name, step in zip(names, steps, strict=True)]
 
 
 def bias_section(report: Tree) -> Section:

@@ -45,7 +45,12 @@ def _loss(training: Tree) -> Card:
 
 
 def _perplexity(loss: float) -> str:
-    return f"{math.exp(loss):,.3g}" if loss < math.log(1e6) else "above 1M"
+    return _three_digits(math.exp(loss)) if loss < math.log(1e6) else "above 1M"
+
+
+def _three_digits(value: float) -> str:
+    """Format with three significant digits; a large value has no exponent."""
+    return f"{float(f'{value:.3g}'):,.10g}"
 
 
 def _sparkline(steps: list[Tree]) -> list[tuple[float, float]]:
@@ -93,8 +98,8 @@ def _cost(training: Tree, machine: Tree | None) -> Card:
     unit = "core-hours" if machine["device"].endswith("core") else "GPU-hours"
     price = machine["price_per_hour"]
     if price is None:
-        return Card(f"Cost, {unit}", f"{hours:,.3g}", "the machine has no price_per_hour")
-    return Card("Cost", f"{hours * price:,.2f}", f"{hours:,.3g} {unit} at {price:g} each")
+        return Card(f"Cost, {unit}", _three_digits(hours), "the machine has no price_per_hour")
+    return Card("Cost", f"{hours * price:,.2f}", f"{_three_digits(hours)} {unit} at {price:g} each")
 
 
 def _best_task(report: Tree) -> Card:
@@ -110,5 +115,6 @@ def _best_task(report: Tree) -> Card:
         number = sum(len(by_shots) for tasks in groups for by_shots in tasks.values())
         return Card("Best task", UNKNOWN, f"none of {counted(number, 'score')} is significantly above chance")
     _, task, shots, score, baseline = max(leads, key=lambda lead: lead[:3])
-    against = f"{task}, {shots_text(shots)}; chance {percent_text(baseline)}"
-    return Card("Best task", percent_text(score["accuracy"]), against)
+    which = "chance" if baseline == score["chance"] else "token frequencies"
+    note = f"{task}, {shots_text(shots)}; {which} {percent_text(baseline)}"
+    return Card("Best task", percent_text(score["accuracy"]), note)

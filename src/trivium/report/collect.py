@@ -12,7 +12,7 @@ from trivium.finite import finite
 from trivium.jsonlines import read_values
 from trivium.provenance import STAMP
 from trivium.report.curves import Steps
-from trivium.report.outdated import newest_checkpoint, of_another_plan, older, outdated
+from trivium.report.outdated import is_of, newest_checkpoint, of_another_plan, older, outdated
 from trivium.report.schemas import (
     Answers,
     AskedMoment,
@@ -84,7 +84,7 @@ def collect(run: Path) -> dict[str, Any]:
     """
     if not run.is_dir():
         raise DataError(f"{run} is not a run directory: it does not exist; give the --out of `trivium demo`")
-    training = _training(run)
+    training, newest = _training(run), newest_checkpoint(run)
     tree: dict[str, Any] = {
         "funnel": _stage(run, "curated/funnel.json", list[FunnelStep]),
         "planted": _stage(run, "curated/planted.json", dict[str, Planted]),
@@ -110,7 +110,7 @@ def collect(run: Path) -> dict[str, Any]:
     return {
         **tree,
         "outdated": outdated([name for name, _ in STAGES], stamps, there) | _priced_otherwise(run, stamps),
-        "older": older(_models(tree), newest_checkpoint(run)),
+        "older": older(_models(tree, newest), newest),
         "missing": sorted(name for name, value in tree.items() if value is None),
     }
 
@@ -130,12 +130,14 @@ def _priced_otherwise(run: Path, stamps: dict[str, Any]) -> dict[str, str]:
     return {"plan": "training"}
 
 
-def _models(tree: dict[str, Any]) -> dict[str, Any]:
-    """Return what results say about their checkpoint; for several checkpoints of one training, about the last."""
+def _models(tree: dict[str, Any], newest: dict[str, Any] | None) -> dict[str, Any]:
+    """Return what results say about their checkpoint; for several models, about the newest checkpoint of the run if it
+    is among them, else about the last that was trained."""
     found = {name: (tree[name] or {}).get("model") for name in ("evaluation", "tasks", "bias")}
-    studied = (tree["incontext"] or {}).get("models") or [{}]
+    studied = [m.get("model") or {} for m in (tree["incontext"] or {}).get("models", [])] or [{}]
+    own = [m for m in studied if newest and is_of(m, newest)] or [m for m in studied if m.get("tokens")] or studied
     moments = (tree["bias_series"] or {}).get("checkpoints") or [{}]
-    return {**found, "incontext": studied[-1].get("model"), "bias_series": moments[-1]}
+    return {**found, "incontext": own[-1], "bias_series": moments[-1]}
 
 
 def _training(run: Path) -> dict[str, Any] | None:

@@ -19,7 +19,7 @@ YELLOW, GREY = "#F0E442", "#808080"
 CATEGORY_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, RED, YELLOW, GREY)
 HATCHES, DASHES = ("", "/", "x", "."), ("solid", "dash", "dot", "dashdot")  # for series beyond the number of colours
 ROW_PIXELS = 34  # height of a horizontal bar
-MAX_OCCUPATIONS = 24  # bars, half of them for the most skewed of either side
+MAX_OCCUPATIONS = 24  # bars, for the most skewed of both sides
 MAX_REASONS = 30  # bars, for the most frequent reasons of rejects
 MAX_WORDS_PER_GROUP = 6
 MAX_MARKERS = 60  # markers of a curve; more would hide its line
@@ -343,7 +343,7 @@ def calibration(by_shots: Tree) -> go.Figure:
     for (shots, measured), colour in zip(by_shots.items(), (BLUE, ORANGE), strict=False):
         bins = measured.get("calibration_bins") or []
         figure.add_scatter(
-            name=plain_label(f"{shots} shots"),
+            name=plain_label(shots_text(shots)),
             x=[b["sureness"] for b in bins],
             y=[b["accuracy"] for b in bins],
             mode="lines+markers",
@@ -383,13 +383,12 @@ def margins(groups: Tree, labels: list[str] | None) -> go.Figure:
 
 
 def occupations(ratios: list[tuple[str, float]], *, against: str) -> go.Figure:
-    """Draw the log ratio of female to male identifiers for the most skewed occupations.
+    """Draw the log ratio of female to male identifiers for the occupations whose ratio is farthest from 0.
 
     against: label of the axis, which says what zero means.
     """
-    order = sorted(ratios, key=lambda row: row[1])
-    if len(order) > MAX_OCCUPATIONS:
-        order = order[: MAX_OCCUPATIONS // 2] + order[-MAX_OCCUPATIONS // 2 :]
+    most = sorted(ratios, key=lambda row: -abs(row[1]))[:MAX_OCCUPATIONS]
+    order = sorted(most, key=lambda row: row[1])
     names, values = zip(*order, strict=True)
     colours = [BLUE if value < 0 else ORANGE for value in values]
     bars = rows_of_bars(names, values, marker_color=colours, hovertemplate="%{y}: %{x:.2f} nats<extra></extra>")

@@ -52,6 +52,12 @@ def newest_checkpoint(run: Path) -> dict[str, Any] | None:
     return {"step": number, "sha256": hashed}
 
 
+def is_of(model: Mapping[str, Any], checkpoint: Mapping[str, Any]) -> bool:
+    """Whether results describe this checkpoint; hashes are compared if both have one."""
+    hashes = {model.get("sha256"), checkpoint["sha256"]} - {None}
+    return model.get("step") == checkpoint["step"] and len(hashes) <= 1
+
+
 def older(models: Mapping[str, Any], newest: Mapping[str, Any] | None) -> dict[str, dict[str, int]]:
     """Return {name: {step, newest}} for results that are not of the newest checkpoint.
 
@@ -62,8 +68,7 @@ def older(models: Mapping[str, Any], newest: Mapping[str, Any] | None) -> dict[s
         step = model.get("step") if isinstance(model, Mapping) else None
         if newest is None or not isinstance(step, int):
             continue
-        hashes = {model.get("sha256"), newest["sha256"]} - {None}
-        if step != newest["step"] or len(hashes) > 1:
+        if not is_of(model, newest):
             found[name] = {"step": step, "newest": newest["step"]}
     return found
 
