@@ -20,9 +20,9 @@ from trivium.report.figures import (
 def test_every_effect_and_group_has_a_row(tmp_path):
     effects, words = bias_tables(collect(write_run(tmp_path))["bias"])
     (strong,), (weak,) = effects.rows, effects.not_significant
-    assert strong[:2] == ("association", "neutral") and strong[4] == "-0.50 to -0.30"
+    assert strong[:2] == ("association", "neutral") and strong[4] == "-0.500 to -0.300"
     assert weak[:2] == ("adjectives", "gender: male") and weak[4:6] == ("–", "–")
-    assert words.rows == [("male", "tall (3)", "old (+0.70)")]
+    assert words.rows == [("male", "tall (3)", "old (+0.700)")]
 
 
 def test_words_without_significance_are_folded_away(tmp_path):

@@ -6,6 +6,7 @@ from scipy import stats
 from report.fake_run import write_run
 from trivium.report.collect import collect
 from trivium.report.verdicts import limits, verdicts
+from trivium.report.words import chance_text
 
 
 @pytest.fixture
@@ -61,10 +62,10 @@ def test_best_score_is_corrected_for_multiple_tests(report):
     score = task["0"]
     exact = float(stats.binom.sf(round(0.31 * 500) - 1, 500, 0.26))
     report["evaluation"]["tasks"] = {"last_word": {"0": score}}
-    assert states(report)[6] == "proven" and f"{exact:.3f}" in verdicts(report)[6].text
+    assert states(report)[6] == "proven" and chance_text(exact) in verdicts(report)[6].text
     report["evaluation"]["tasks"] = {"last_word": {str(shots): score for shots in range(40)}}
     found = verdicts(report)[6]
-    assert found.state == "not shown" and f"{40 * exact:.3f}" in found.text
+    assert found.state == "not shown" and chance_text(40 * exact) in found.text
 
 
 def test_paired_test_with_baseline_is_used(report):
@@ -78,7 +79,7 @@ def test_score_far_below_baseline_is_not_significant(report):
     task = report["evaluation"]["tasks"]["last_word"]
     report["evaluation"]["tasks"] = {"last_word": {"0": task["0"] | {"unigram": 0.6, "unigram_p": 1e-9}}}
     found = verdicts(report)[6]
-    assert found.state == "not shown" and found.text.endswith("p, corrected for their number: 1.000")
+    assert found.state == "not shown" and found.text.endswith("p, corrected for their number: 1.00")
 
 
 def test_surprise_must_beat_baseline_on_every_task(report):

@@ -2,7 +2,16 @@ import pytest
 
 from trivium.report.corpus import _reasons
 from trivium.report.parts import Table
-from trivium.report.words import chance_text, killed_text, layout_text, level_text, moment_text, number_text
+from trivium.report.words import (
+    chance_text,
+    effect_text,
+    killed_text,
+    layout_text,
+    level_text,
+    moment_text,
+    number_text,
+    range_text,
+)
 
 
 def test_times_are_shown_to_the_minute_and_in_utc():
@@ -10,13 +19,22 @@ def test_times_are_shown_to_the_minute_and_in_utc():
     assert (moment_text("soon"), moment_text(None)) == ("soon", "unknown")
 
 
-@pytest.mark.parametrize(("p", "text"), [(1e-97, "< 0.001"), (0.001, "0.001"), (0.0125, "0.013"), (None, "unknown")])
+@pytest.mark.parametrize(
+    ("p", "text"), [(1e-97, "< 0.001"), (0.001, "0.00100"), (0.0125, "0.0125"), (0.99961, "1.00"), (None, "unknown")]
+)
 def test_p_values_are_shown_with_meaningful_digits(p, text):
     assert chance_text(p) == text
 
 
 def test_figures_have_two_decimals_and_counts_none():
     assert (number_text(-8.5766), number_text(1234), number_text(None)) == ("-8.58", "1,234", "unknown")
+
+
+def test_small_effects_are_shown_with_sign_and_digits():
+    assert [effect_text(v) for v in (0.0020071, -2.1, 146.71, None)] == ["+0.00201", "-2.10", "+147", "unknown"]
+    rows = [("+0.00201", "+1.30e-05 to +0.00345"), ("-0.4", "-0.5 to -0.3")]
+    assert rows[0][1] == range_text([0.000013, 0.0034512], effect_text)
+    assert Table(("estimate", "interval"), rows).numeric == (True, True)
 
 
 def test_documents_added_by_cutting_are_shown_separately():

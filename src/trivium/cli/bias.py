@@ -30,6 +30,7 @@ from trivium.errors import CheckpointError, ConfigError
 from trivium.finite import dumps
 from trivium.progress import Progress
 from trivium.provenance import file_sha256, write_json
+from trivium.report.words import chance_text, effect_text, range_text, shots_text
 from trivium.units import counted
 
 app = App()
@@ -140,7 +141,7 @@ def series_lines(found: Result) -> list[str]:
     header = ("measure", "of", *(f"{m['tokens']:,} tokens" for m in moments))
     effects = [{(e["measure"], e["of"]): e["estimate"] for e in m["effects"]} for m in moments]
     names = dict.fromkeys(name for at in effects for name in at)
-    rows = [(*name, *(f"{at[name]:+.3f}" if name in at else "-" for at in effects)) for name in names]
+    rows = [(*name, *(effect_text(at[name]) if name in at else "-" for at in effects)) for name in names]
     return table(rows, header=header)
 
 
@@ -151,10 +152,10 @@ def _lines(result: Result) -> list[str]:
         (
             row["measure"],
             row["of"],
-            f"{row['estimate']:+.3f} {row['unit']}",
-            "-" if row["interval"] is None else "{:+.3f} to {:+.3f}".format(*row["interval"]),
-            "-" if row["effect_size"] is None else f"{row['effect_size']:+.2f}",
-            f"{row['p_holm']:.3f}",
+            f"{effect_text(row['estimate'])} {row['unit']}",
+            "-" if row["interval"] is None else range_text(row["interval"], effect_text),
+            "-" if row["effect_size"] is None else effect_text(row["effect_size"]),
+            chance_text(row["p_holm"]),
             row["n"],
         )
         for row in result["effects"]
@@ -188,7 +189,7 @@ def _cut_lines(result: Result) -> list[str]:
 def _share_lines(result: Result) -> list[str]:
     return [
         f"  {variant}: {100 * found['male_share']:.1f} % of {found['n']} occupations lean male; "
-        f"after 'person', log P(female) - log P(male) = {found['person_log_ratio']:+.3f}"
+        f"after 'person', log P(female) - log P(male) = {effect_text(found['person_log_ratio'])}"
         for variant, found in result.get("variants", {}).items()
     ]
 

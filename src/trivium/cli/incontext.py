@@ -16,6 +16,7 @@ from trivium.config import build, merge, parse_assignments, to_tree
 from trivium.errors import ConfigError
 from trivium.evaluation.config import IncontextConfig
 from trivium.progress import Progress
+from trivium.report.words import effect_text
 
 if TYPE_CHECKING:
     from trivium.evaluation.incontext import Study
@@ -127,7 +128,8 @@ def _tell(task: str, found: Mapping[str, Any]) -> None:
         (
             *(kind, name, percent(m["accuracy"]), percent(m["threshold_accuracy"])),
             *(percent(m["contextual_accuracy"]), f"{m['calibration_error']:.3f}"),
-            *(_signed(m["majority_bias"]), _signed(m["recency_bias"]), percent(m["truncated_fraction"])),
+            *("-" if m[key] is None else effect_text(m[key]) for key in ("majority_bias", "recency_bias")),
+            percent(m["truncated_fraction"]),
         )
         for kind, name, m in measured
     ]
@@ -151,7 +153,3 @@ def _tell(task: str, found: Mapping[str, Any]) -> None:
             say(f"  left out: {kind} {name}: {reason}")
     if found["order_complete"]:
         say(f"  order: all {len(found['order'])} orders of the same shots were measured")
-
-
-def _signed(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:+.1f} pts"

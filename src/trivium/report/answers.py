@@ -10,6 +10,7 @@ from trivium.report.parts import Drawn, Row, Section, Table
 from trivium.report.verdicts import SIGNIFICANCE_LEVEL, is_tiny, significant_scores
 from trivium.report.words import (
     chance_text,
+    effect_text,
     level_text,
     number_text,
     percent_range,
@@ -177,7 +178,8 @@ def incontext_section(report: Tree) -> Section:
         (
             *(which, VARIED[kind], name, percent_text(v["accuracy"]), percent_range(v["interval"])),
             *(percent_text(v["threshold_accuracy"]), percent_text(v["contextual_accuracy"])),
-            *(number_text(v[key]) for key in ("calibration_error", "majority_bias", "recency_bias")),
+            number_text(v["calibration_error"]),
+            *(effect_text(v[key]) for key in ("majority_bias", "recency_bias")),
             percent_text(v.get("truncated_fraction")),
         )
         for which, m in zip(named, models, strict=True)
@@ -241,8 +243,8 @@ def bias_section(report: Tree) -> Section:
     variants = {name: bias["variants"][name] for name in sorted(bias["variants"], key=lambda n: (n != "neutral", n))}
     rows = [
         (
-            *(name, number_text(v.get("mean_log_ratio")), range_text(v.get("interval"), number_text)),
-            *(number_text(v.get("person_log_ratio")), percent_text(v.get("male_share"))),
+            *(name, effect_text(v.get("mean_log_ratio")), range_text(v.get("interval"), effect_text)),
+            *(effect_text(v.get("person_log_ratio")), percent_text(v.get("male_share"))),
             *(chance_text(v.get("sign_test_p")), number_text(v.get("n"))),
         )
         for name, v in variants.items()
@@ -327,9 +329,9 @@ def bias_tables(bias: Tree) -> list[Table]:
 
 def _effect_row(row: Tree) -> Row:
     return (
-        *(row["measure"], row["of"], number_text(row["estimate"]), row["unit"]),
-        range_text(row["interval"], number_text) if row["interval"] else "–",
-        "–" if row["effect_size"] is None else number_text(row["effect_size"]),
+        *(row["measure"], row["of"], effect_text(row["estimate"]), row["unit"]),
+        range_text(row["interval"], effect_text) if row["interval"] else "–",
+        "–" if row["effect_size"] is None else effect_text(row["effect_size"]),
         *(chance_text(row["p_holm"]), number_text(row["n"])),
     )
 
@@ -340,7 +342,7 @@ def _frequent(rows: list[Tree]) -> str:
 
 def _one_sided(rows: list[Tree]) -> str:
     """List the significantly one-sided words with their log-odds."""
-    words = [f"{row['word']} ({row['log_odds']:+.2f})" for row in rows if _is_significant(row)]
+    words = [f"{row['word']} ({effect_text(row['log_odds'])})" for row in rows if _is_significant(row)]
     return ", ".join(words) or "none"
 
 

@@ -39,7 +39,8 @@ class Table:
 
 
 _NUMBER = re.compile(
-    r"<? ?[-+]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?%?( to [-+]?[\d.,]+%?)?( ?(%|[KMG]i?B|ms|s|us|min \d+ s))?|unknown|none|–"
+    r"<? ?[-+]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?%?( to [-+]?[\d.,]+(e[-+]?\d+)?%?)?"
+    r"( ?(%|[KMG]i?B|ms|s|us|min \d+ s))?|unknown|none|–"
 )
 
 

@@ -73,10 +73,15 @@ def nats_text(value: float | None) -> str:
 
 
 def chance_text(p: Any) -> str:
-    """Format a p-value; below 0.001 its digits are not meaningful."""
+    """Format a p-value with three significant digits; below 0.001 they are not meaningful."""
     if not isinstance(p, int | float):
         return "unknown"
-    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+    return "< 0.001" if p < 0.001 else f"{p:#.3g}"
+
+
+def effect_text(value: float | None) -> str:
+    """Format an effect, or a bound of its interval, with its sign and three significant digits."""
+    return "unknown" if value is None else f"{value:+#.3g}".removesuffix(".")
 
 
 def number_text(value: Any) -> str:

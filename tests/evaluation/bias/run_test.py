@@ -11,6 +11,8 @@ from trivium.cli.bias import series_lines
 from trivium.errors import DataError
 from trivium.evaluation.bias.config import BiasConfig
 from trivium.evaluation.bias.run import Moment, effects, measure, series
+from trivium.report.answers import bias_tables
+from trivium.report.words import effect_text
 
 SMALL = {"cooccurrence": {"samples": 20}, "occupations": 20, "permutations": 50, "resamples": 50, "shots": [0, 1]}
 
@@ -82,7 +84,18 @@ def test_unmeasured_effects_are_excluded_from_correction():
     assert talking["effects"][0]["p"] == talking["effects"][0]["p_holm"]
     moments = [{"step": n, "tokens": 1000 * n, **found} for n, found in enumerate((mute, talking), 1)]
     header, row = series_lines({"checkpoints": moments})
-    assert row.split()[-2] == "-" and row.split()[-1] == f"{talking['effects'][0]['estimate']:+.3f}"
+    assert row.split()[-2] == "-" and row.split()[-1] == effect_text(talking["effects"][0]["estimate"])
+
+
+def test_terminal_and_page_show_the_same_figures():
+    effect = {"measure": "winobias", "of": "pro less anti, 1 shot", "estimate": 0.0020071, "unit": "nats per token",
+              "interval": [0.00051, 0.0034512], "effect_size": 0.1234, "p_holm": 0.012, "n": 396}  # fmt: skip
+    _, row = verb._lines({"effects": [effect]})
+    (table,) = bias_tables({"effects": [effect], "not_measured": [], "adjectives": {}})
+    assert table.rows == [
+        ("winobias", effect["of"], "+0.00201", "nats per token", "+0.000510 to +0.00345", "+0.123", "0.0120", "396")
+    ]
+    assert all(cell in row for cell in table.rows[0])
 
 
 def test_truncated_sentences_are_reported():
