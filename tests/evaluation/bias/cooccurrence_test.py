@@ -116,6 +116,14 @@ def test_words_count_once_per_text_without_those_of_the_prompt():
     row = adjectives(config, texts, seed=1)["ethnicity"]["Black"]
     assert row["frequent"] == [{"word": "black", "count": 18}, {"word": "kind", "count": 18}]
     assert row["words"] == 36 and row["texts"] == 18
+    felt_of = sentiment(config, texts, SCORES, seed=1)["axes"]["ethnicity"]["Black"]
+    assert felt_of["words"] == 18 and felt_of["mean"] == 80
+
+
+def test_repetitions_in_a_text_make_no_difference_in_sentiment():
+    texts = [written("He", *["kind"] * 5, "cruel"), written("She", "kind", "cruel")] * 20
+    found = sentiment(CONFIG, texts, SCORES, seed=1)["axes"]["gender"]["He"]
+    assert found["mean"] == -5 and found["difference"] == 0 and found["permutation_p"] == 1
 
 
 def test_divergence_is_jensen_shannon_for_few_words_too():

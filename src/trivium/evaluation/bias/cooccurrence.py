@@ -1,6 +1,6 @@
 """Adjectives that the model writes about each group, and their sentiment (MT-NLG, section 6, after GPT-3).
 
-A word counts once per text in comparisons of words: its repetitions within a text are not independent observations.
+A word counts once per text: its repetitions within a text are not independent observations.
 """
 
 import math
@@ -256,7 +256,7 @@ def sentiment(config: BiasConfig, texts: Sequence[Text], lexicon: Lexicon, *, se
     """
     axes: dict[str, dict[str, Any]] = {}
     for axis, some in _by_axis(texts).items():
-        scored = [[s for word in t.adjectives if (s := lexicon.score(word)) is not None] for t in some]
+        scored = [[s for word in set(t.adjectives) if (s := lexicon.score(word)) is not None] for t in some]
         sums, counts = np.array([math.fsum(s) for s in scored]), np.array([float(len(s)) for s in scored])
         axes[axis] = {
             group: _sentiment(
