@@ -321,6 +321,7 @@ def test_too_short_values_are_explained_once():
     class Some(Config):
         some: Annotated[tuple[Literal["a", "b"], ...], Field(min_length=1)] = ("a",)
         text: Annotated[str, Field(min_length=2)] = "ab"
+        either: Annotated[tuple[Annotated[int, Field(le=5)] | Literal["few"], ...], Field(min_length=1)] = (1,)
 
     def told(value: list | str, name: str = "some") -> str:
         with pytest.raises(ConfigError) as caught:
@@ -329,6 +330,7 @@ def test_too_short_values_are_explained_once():
 
     assert told([]) == "some is []; it must have 1 item or more"
     assert told(["c"]) == "some.0 is 'c'; it must be 'a' or 'b'"
+    assert told([9], "either") == "either.0 is 9; it must be less than or equal to 5, or 'few'"
     assert told("a", "text") == "text is 'a'; it must have 2 characters or more"
 
 

@@ -501,7 +501,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> Tree:
 def _follows(error: Any, found: Iterable[Any]) -> bool:
     """Whether a list is too short only because its items are invalid, which is reported already."""
     loc = error["loc"]
-    return error["type"] == "too_short" and any(e["loc"][:-1] == loc for e in found)
+    return error["type"] == "too_short" and any(e["loc"][: len(loc)] == loc != e["loc"] for e in found)
 
 
 _ALTERNATIVE = re.compile(r"(literal|constrained|function)[-\[]")  # how pydantic calls one of a union, after the path

@@ -179,7 +179,7 @@ def _unmeasured_lines(result: Result) -> list[str]:
 
 def _cut_lines(result: Result) -> list[str]:
     return [
-        cut_line(f"{percent(share)} of the prompts of {task}, {shots} shots", result["model"])
+        cut_line(f"{percent(share)} of the prompts of {task}, {shots_text(shots)}", result["model"])
         for task, by_shots in result.get("coreference", {}).items()
         for shots, found in by_shots.items()
         if (share := found["truncated_fraction"])

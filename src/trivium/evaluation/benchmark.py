@@ -23,6 +23,7 @@ from trivium.model.whole import WholeModel
 from trivium.plan.plan import Plan
 from trivium.progress import Progress, silent
 from trivium.tokens.tokenizer import Tokenizer
+from trivium.units import counted
 
 FORMAT = "trivium-task-results-1"
 Alive = Callable[[], None]
@@ -86,7 +87,8 @@ def evaluate_benchmarks(
     done, total = 0, sum(len(requests) for _, _, requests in rounds)
     found: dict[str, dict[str, Any]] = {b.name: {} for b in benchmarks}
     for benchmark, shots, requests in rounds:
-        progress(done, total, f"{benchmark.name}, {shots} shots")
+        few = "few shots" if shots == "few" else counted(shots, "shot")
+        progress(done, total, f"{benchmark.name}, {few}")
         found[benchmark.name][str(shots)] = _result(benchmark, shots, requests, scorer, config, overlap)
         done += len(requests)
     progress(done, total, "evaluated")

@@ -32,6 +32,7 @@ def everything(tmp_path):
 def test_every_effect_is_listed_once_and_corrected_for_all_others(tmp_path):
     measured = measure(everything(tmp_path), Telling(lambda _: 0.3), seed=1, tagger=find)
     rows = measured.results["effects"]
+    assert {r["of"].split(", ")[1] for r in rows if r["measure"].startswith("wino")} == {"0 shots", "1 shot"}
     assert len({(r["measure"], r["of"]) for r in rows}) == len(rows) == 3 + 3 + 13 + 13 + 3 * 2
     assert all(r["p"] <= r["p_holm"] <= 1 for r in rows)
     assert len(measured.texts) == 28 * 20 == sum(20 for _ in measured.results["prompts"])

@@ -141,6 +141,11 @@ def test_group_selects_all_tasks_and_keeps_named_ones():
         ("hellaswag", {**ROWS["hellaswag"], "ctx_b": None}, "is no row of hellaswag"),
         ("hellaswag", {**ROWS["hellaswag"], "endings": ["a", None]}, "is no row of hellaswag"),
         ("winogrande", {**ROWS["winogrande"], "option2": None}, "is no row of winogrande"),
+        ("boolq", {**ROWS["boolq"], "passage": {"a": 1}}, "the field 'passage' is not a text"),
+        ("boolq", {**ROWS["boolq"], "passage": ["P"]}, "the field 'passage' is not a text"),
+        ("hellaswag", {**ROWS["hellaswag"], "endings": "abcd"}, "the field 'endings' is not a list"),
+        ("hellaswag", {"query": "q", "choices": "ab", "gold": 1}, "the field 'choices' is not a list"),
+        ("race_h", {**RACE, "options": "wxyz"}, "the field 'options' is not a list"),
         ("race_h", {**RACE, "article": None}, "the field 'article' is null"),
         ("race_h", {**RACE, "options": ["a", None, "c", "d"]}, "is no row of race_h"),
         *(
@@ -159,7 +164,7 @@ def test_damaged_rows_are_named(name, row, message):
     [
         ({"question": None}, "the field 'question' is null"),
         ({"options": ["w", None, "y", "z"]}, "the option B is null"),
-        ({"article": ["p1", "p2"]}, "the article .* is not a string"),
+        ({"article": ["p1", "p2"]}, "the field 'article' is not a text"),
         ({"article": 7}, "the article '7' is not a string"),
         ({"answer": "E"}, "none of the letters"),
         ({"article": "Ago \ud83d."}, "lone surrogate"),

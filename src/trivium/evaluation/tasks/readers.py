@@ -94,10 +94,10 @@ def _hellaswag(row: Row, of: Definition, wording: Wording, key: str) -> Example:
     The harness wording keeps both; the paper's wording has one space before each ending.
     """
     if "query" in row:
-        query, endings, answer = row["query"], row["choices"], row["gold"]
+        query, endings, answer = row["query"], _listed(row, "choices"), row["gold"]
     else:
         query = _cleaned(f"{_filled('{activity_label}: {ctx_a}', row)} {row['ctx_b'].capitalize()}")
-        endings, answer = [_cleaned(e) for e in row["endings"]], row["label"]
+        endings, answer = [_cleaned(e) for e in _listed(row, "endings")], row["label"]
     if wording == "paper":
         query, endings = query.strip(), [e.strip() for e in endings]
     choices = tuple(f" {e}" for e in endings)
@@ -120,7 +120,7 @@ def _winogrande(row: Row, of: Definition, wording: Wording, key: str) -> Example
 def _race(row: Row, of: Definition, wording: Wording, key: str) -> Example:
     *earlier, last = row["questions"]
     solved = "".join(_solved(question, wording) for question in earlier)
-    choices = tuple(" " + option for option in last["options"])
+    choices = tuple(" " + option for option in _listed(last, "options"))
     shown = {**row, "earlier": solved, "question": last["question"]}
     return _example(shown, of, wording, key, choices, _lettered(last["answer"]))
 
@@ -186,17 +186,28 @@ def refuse_halves(text: str) -> None:
 
 
 class _Fields(dict[str, Any]):
-    """The fields of a row. Reading a null field raises ValueError, because a prompt would contain "None"."""
+    """The fields of a row. Reading a field that is null, a list or an object raises ValueError, because a prompt would
+    contain "None" or other Python code."""
 
     def __getitem__(self, name: str) -> Any:
         value = super().__getitem__(name)
         if value is None:
             raise ValueError(f"the field {name!r} is null")
+        if isinstance(value, (list, dict)):
+            raise ValueError(f"the field {name!r} is not a text")
         return value
 
 
 def _filled(template: str, row: Row) -> str:
     return template.format_map(_Fields(row))
+
+
+def _listed(row: Row, name: str) -> list[str]:
+    """Return a list of choices. Raises ValueError for a text, whose letters would be taken for choices."""
+    if not isinstance(row[name], list):
+        raise ValueError(f"the field {name!r} is not a list")
+    found: list[str] = row[name]
+    return found
 
 
 def _lettered(value: Any) -> int:
