@@ -720,14 +720,19 @@ def test_paths_outside_the_volume_of_pods_are_warned_of(capsys, monkeypatch, tmp
     """They exist where the command is typed, and only the image may have them in a pod."""
     box = tmp_path / "box.yaml"
     box.write_text("base: dgx-h100\nname: box\n")
+    base, preset = tmp_path / "base.yaml", tmp_path / "mine.yaml"
+    base.write_text("base: demo\n")
+    preset.write_text("base: base.yaml\n")
     out = tmp_path / "a" if is_inside else "/runs/a"
     words = ["--print", "kubernetes", "--out", str(out), "--tokens", str(tmp_path), "--set", f"machine={box}"]
+    words += ["--preset", str(preset)]
     monkeypatch.setattr(sys, "argv", ["trivium", "launch", *words])
     with pytest.raises(SystemExit) as ended:
         entry.main()
     said = capsys.readouterr().err
     assert not ended.value.code
-    for given in (f"--tokens {tmp_path}", f"--set machine={box}"):
+    of_preset = f"--preset {preset}"
+    for given in (f"--tokens {tmp_path}", f"--set machine={box}", of_preset, f"{of_preset}, base: {base}"):
         assert (f"warning: {given} is outside /runs, where pods have the shared volume" in said) != is_inside
 
 

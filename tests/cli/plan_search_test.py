@@ -1,6 +1,7 @@
 """Laws of `trivium plan search`."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -96,7 +97,12 @@ def test_the_winner_is_written_as_a_preset_of_what_it_changes(call, tmp_path):
     assert after.model_copy(update={"plan": before.plan}) == before and after.problems() == []
     assert after.plan.batch.ramp == before.plan.batch.ramp and after.plan.model == before.plan.model
     written = yaml.safe_load(out.read_text())
-    assert written["base"] == str(mine) and "hidden" not in written["plan"]["model"]
+    assert written["base"] == "mine/mine.yaml" and "hidden" not in written["plan"]["model"]
+    moved = tmp_path / "elsewhere" / "winner.yaml"
+    shutil.copytree(mine.parent, moved.parent / "mine")
+    out.rename(moved)
+    shutil.rmtree(mine.parent)
+    assert resolve(Given(str(moved))).plan == after.plan
 
 
 def test_no_file_that_a_search_reads_is_written_over(call, tmp_path, monkeypatch):

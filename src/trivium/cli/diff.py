@@ -73,7 +73,7 @@ def _corpora(a: Path, b: Path) -> list[str]:
             )
         if not missing:
             compared.append(folder)
-            lines += [f"{folder}/{line}" for line in differences_between(a / folder, b / folder)]
+            lines += [f"{folder}: {line}" for line in differences_between(a / folder, b / folder)]
     if not compared:
         raise DataError(f"neither {a} nor {b} holds a corpus; {_other_comparison(a, b)}")
     for line in lines or [f"identical: every file of {' and '.join(compared)}"]:

@@ -58,7 +58,7 @@ def init(
     refuse_no_place_for("FILE", file)
     asks = sys.stdin.isatty() and sys.stdout.isatty()
     if asks and corpus is None:
-        corpus = typer.prompt("Your text: file, folder or URL (empty: Python's documentation)", default="") or None
+        corpus = typer.prompt("Your text: file, folder or URL (empty: the demo's stories)", default="") or None
     text = path_or_url(corpus, "--data") if corpus else None
     if isinstance(text, Path) and not text.exists():
         raise DataError(f"--data {text} does not exist; give a file or folder that does")
@@ -73,7 +73,7 @@ def init(
         config = resolve(Given(preset, tuple(given)))
     if ranks is not None and ranks != config.plan.layout.world_size:
         config = _divided(config, ranks)
-    base, changed = based_on(preset, config.checked())
+    base, changed = based_on(preset, config.checked(), file.parent)
     file.write_text("\n".join(_lines(file, corpus, base, changed)) + "\n", encoding="utf-8")
     say(f"written to {file}; train with it:")
     for line in _commands(file, corpus):

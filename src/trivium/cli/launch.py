@@ -22,7 +22,7 @@ from trivium.cli.run_config import HERE, Given, RunConfig, is_machine_file, reso
 from trivium.cli.settings import App, shows
 from trivium.cli.show import layout_text, say, say_aside
 from trivium.cli.train import FINISHED, would
-from trivium.config import leaves, parse_assignments, preset_names
+from trivium.config import leaves, parse_assignments, preset_files, preset_names, shipped
 from trivium.cost.hardware import Machine
 from trivium.errors import ConfigError, MachineError
 from trivium.hub import is_hub_name
@@ -346,9 +346,13 @@ def _refuse_what_no_pod_has(out: Path, preset: str | None, tokens: Path | None) 
             f"give a folder elsewhere, as --out {Path('/runs') / out.name}"
         )
     given_file = preset is not None and preset not in preset_names() and not is_hub_name(preset)
-    for option, path in (("--preset", preset if given_file else None), ("--tokens", tokens)):
-        if path is not None:
-            _check_path(option, path, out)
+    if preset is not None and given_file:
+        _check_path("--preset", preset, out)
+        for base in preset_files(preset)[:-1]:
+            if not base.is_relative_to(shipped("")):
+                _check_path(f"--preset {preset}, base:", base, out)
+    if tokens is not None:
+        _check_path("--tokens", tokens, out)
 
 
 def _check_path(what: str, path: str | Path, out: Path, *, between: str = " ") -> None:

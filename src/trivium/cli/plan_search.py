@@ -177,7 +177,7 @@ def completed(plan: Plan, config: RunConfig) -> Plan:
 def _write(path: Path, model: str, config: RunConfig, plan: Plan) -> None:
     """Write a preset that makes `config`, which is of `model`, one of `plan`; say so on standard error."""
     wanted = config.model_copy(update={"plan": completed(plan, config)})
-    base, changed = based_on(model, wanted)
+    base, changed = based_on(model, wanted, path.parent)
     tree = {"base": base, "machine": config.machine, **changed}
     path.write_text(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True), encoding="utf-8")
     again = f"trivium plan show --preset {shlex.quote(str(path))}"

@@ -155,15 +155,19 @@ def resolve(given: Given) -> RunConfig:
     return config
 
 
-def based_on(preset: str, config: RunConfig) -> tuple[str, Tree]:
-    """Return what a config file names as its base, for a preset or file, and the settings in which a config differs
-    from it."""
+def based_on(preset: str, config: RunConfig, folder: Path) -> tuple[str, Tree]:
+    """Return what a config file in `folder` names as its base, for a preset or file, and the settings in which a config
+    differs from it. A file in the same folder or below is named relative to it, so that both can be moved together."""
     from trivium.cli.model_argument import model_named
 
     named = model_named(preset)
     base = named.place if named.kind == "config" else BASE
-    base = base if base in preset_names() else str(Path(base).absolute())
-    return base, changes(to_tree(resolve(Given(base))), to_tree(config))
+    differing = changes(to_tree(resolve(Given(base))), to_tree(config))
+    if base in preset_names():
+        return base, differing
+    place, folder = Path(base).absolute(), folder.absolute()
+    is_near = place.is_file() and place.is_relative_to(folder)
+    return str(place.relative_to(folder) if is_near else place), differing
 
 
 def origins(given: Given) -> dict[str, str]:

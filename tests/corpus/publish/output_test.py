@@ -180,7 +180,7 @@ def test_every_difference_between_two_corpora_is_listed(curated, documents, tmp_
     (other / "blend.json").unlink()
     lines = differences_between(curated, other)
     assert f"blend.json is only in {curated}" in lines
-    assert any("1 documents with different text" in line for line in lines)
+    assert any("1 document with different text" in line for line in lines)
     assert any(f"only in {curated / 'documents'}, such as {documents[1].id}" in line for line in lines)
     with pytest.raises(DataError, match="not a folder"):
         differences_between(curated, tmp_path / "nothing")

@@ -23,7 +23,7 @@ from trivium.corpus.steps import float_of
 from trivium.errors import DataError
 from trivium.provenance import STAMP, file_sha256
 from trivium.seeds import seed_for
-from trivium.units import format_bytes
+from trivium.units import counted, format_bytes
 
 LARGE_SHARE = 0.2  # if one reason drops a larger share of text or records, the end of a run says so
 _EXTRACT = "extract"
@@ -105,7 +105,7 @@ def differences_between(a: Path, b: Path) -> list[str]:
             f"only in {stores[1]}": second.keys() - first.keys(),
             "with different text": {i for i in first.keys() & second.keys() if first[i] != second[i]},
         }
-        lines += [f"{len(ids)} documents {where}, such as {min(ids)}" for where, ids in different.items() if ids]
+        lines += [f"{counted(len(i), 'document')} {where}, such as {min(i)}" for where, i in different.items() if i]
     return lines
 
 
