@@ -1,6 +1,7 @@
 """Laws of `trivium plan search`."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -191,6 +192,38 @@ def test_a_search_for_this_machine_takes_the_ranks_of_the_config(call):
 def test_bad_input_is_refused_with_the_remedy(call, words, expected):
     code, _, err = call("search", *words)
     assert code == 2 and all(each in err for each in ([expected] if isinstance(expected, str) else expected))
+
+
+H100 = ("--machine", "dgx-h100", "--set", "search.schedules=[1f1b]", "--set", "search.context=[1]")
+FEW = (*H100, "--set", "search.recompute=[layer]", "--set", "search.micro=[1]", "--set", "search.finalists=2")
+
+
+@pytest.mark.parametrize(
+    ("model", "few", "fraction"),
+    [
+        ("mixtral-8x7b", ("--ranks", "2"), 0.92),  # less than a node
+        ("llama-3-70b", ("--ranks", "12", "--set", "search.offload=[0]"), 0.3),  # a node and a half
+        # Five nodes are enough only if the layers, which differ, are priced as their mean.
+        ("deepseek-v2-lite", ("--nodes", "1", "--set", "search.offload=[0]"), 0.096),
+    ],
+)
+def test_the_nodes_of_a_refusal_are_enough_and_one_less_is_not(call, model: str, few: tuple[str, ...], fraction: float):
+    asked = ("search", "--model", model, *FEW, *few[2:], "--set", f"search.memory_fraction={fraction}")
+    code, _, told = call(*asked, *few[:2])
+    assert code == 2
+    nodes = int(re.search(r"; (\d+) nodes? \(", told)[1])
+    assert call(*asked, "--nodes", str(nodes))[0] == 0
+    assert nodes == 1 or call(*asked, "--nodes", str(nodes - 1))[0] == 2
+
+
+def test_the_smallest_plan_of_a_refusal_is_the_first_to_fit_in_more_memory(call):
+    fraction, asked = 0.25, ("search", "--model", "llama-3-8b", "--ranks", "2", *FEW)
+    code, _, told = call(*asked, "--set", f"search.memory_fraction={fraction}")
+    assert code == 2 and "100% of state on the host, 100% of activations on the host) holds" in told
+    limit, held = (float(re.search(rf"{word} ([\d.]+) GiB", told)[1]) for word in ("may hold", "holds"))
+    assert held > limit > 1
+    for more, expected in ((0.99, 2), (1.01, 0)):
+        assert call(*asked, "--set", f"search.memory_fraction={fraction * more * held / limit:.5f}")[0] == expected
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_the_search(call, tmp_path, monkeypatch):

@@ -100,7 +100,7 @@ def test_another_degree_is_offered_where_it_would_fit():
     narrow = SPACE.model_copy(update={"expert": (1,), "pipeline": (1,), "tensor": (1,), "recompute": ("layer",)})
     large = {"experts": {"count": 64, "columns": 8192}, "layers": 8}
     text = does_not_fit(found(narrow.model_copy(update={"zero": (1,)}), model=large, batch={"sequences": 256}))
-    assert "another degree of expert would fit" in text and "expert 1, micro" in text
+    assert "another degree of expert would fit" in text and "data 16, micro 1" in text
 
 
 def test_a_plan_tells_its_experts_their_load_and_what_the_most_uneven_load_would_hold():

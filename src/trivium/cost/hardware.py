@@ -182,11 +182,17 @@ class Machine(Config):
 
     def holds(self, device_bytes: Number, host_bytes: Number, ranks: int, share: float = USABLE_MEMORY_SHARE) -> Any:
         """Return whether `device_bytes` and `host_bytes` fit on a rank's device and host, if `ranks` ranks run. Arrays
-        have one value per plan. Where ranks share devices, both are one memory."""
+        have one value per plan."""
+        return self.lacking(device_bytes, host_bytes, ranks, share) == 0
+
+    def lacking(self, device_bytes: Number, host_bytes: Number, ranks: int, share: float = USABLE_MEMORY_SHARE) -> Any:
+        """Return by how many bytes `device_bytes` and `host_bytes` exceed a rank's device and host together, if `ranks`
+        ranks run; 0 if both fit. Arrays have one value per plan. Where ranks share devices, both are one memory."""
         limit = self.usable_memory(ranks, share)
         if self.sharing == "shared":
-            return np.asarray(device_bytes) + host_bytes <= limit
-        return (np.asarray(device_bytes) <= limit) & (np.asarray(host_bytes) <= self.usable_host_memory(share))
+            return np.maximum(0, np.asarray(device_bytes) + host_bytes - limit)
+        host = np.maximum(0, np.asarray(host_bytes) - self.usable_host_memory(share))
+        return np.maximum(0, np.asarray(device_bytes) - limit) + host
 
     def usable_host_memory(self, share: float = USABLE_MEMORY_SHARE) -> float:
         """Return the bytes that a rank may hold on its host."""

@@ -28,7 +28,7 @@ from trivium.plan.partition import balanced
 from trivium.plan.plan import Plan
 from trivium.plan.schedule import SCHEDULE_NAMES, SPLIT_SCHEDULES
 from trivium.planner.config import Objective, SearchSpace
-from trivium.planner.grid import Candidates, Column, micro_batches_of
+from trivium.planner.grid import Candidates, Column, Subject, micro_batches_of
 from trivium.planner.leaner import as_lean_as_needed
 
 Figures = NDArray[np.float64]
@@ -116,6 +116,11 @@ class Ranking:
     objective: Objective = "time"
 
     @property
+    def subject(self) -> Subject:
+        """The fields that all plans have in common."""
+        return self.priced.candidates.subject
+
+    @property
     def simulated(self) -> Figures:
         """Seconds per step of the simulated plans, the best first."""
         return self.steps.seconds
@@ -169,6 +174,17 @@ def leanest(
     if candidates.subject.offload.is_used:
         fitting = fitting[_hosts_hold(candidates.take(fitting), memory[fitting], machine, space)]
     return candidates, memory, fitting
+
+
+def some_plan_fits(candidates: Candidates, machine: Machine, ranks: int, space: SearchSpace) -> bool:
+    """Return whether `price` and `rank` would find a plan that fits, without any seconds. ranks: of every plan."""
+    limit = machine.usable_memory(ranks, space.memory_fraction)
+    candidates, memory, fitting = leanest(candidates, machine, limit, space)
+    if candidates.subject.has_equal_layers:
+        return len(fitting) > 0
+    smallest_first = fitting[np.argsort(memory[fitting])]
+    held = (worst_rank(candidates.plan_at(int(row)))[1] for row in smallest_first)
+    return any(machine.holds(each.total, each.host, ranks, space.memory_fraction) for each in held)
 
 
 def price(candidates: Candidates, machine: Machine, memory_limit: float, space: SearchSpace) -> Priced:

@@ -24,19 +24,27 @@ MOST_OFFLOAD = Offload(optimizer=1.0, activations=1.0)
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """The result of a search: legal and rejected plans, and the ranking of those that fit. choice: the chosen plan.
-    others: rankings of the same plans, compiled and recorded otherwise. offloads: what hosts kept in plans that were
-    tried."""
+    """The result of a search: legal and rejected plans, and rankings of those that fit, one for each way to compile,
+    record and offload them. choice: the chosen plan. subject: that of its ranking."""
 
     subject: Subject
     machine: Machine
     ranks: int
     space: SearchSpace
     enumerated: Enumerated
-    ranking: Ranking
-    choice: Choice = NOTHING
-    others: tuple[Ranking, ...] = ()
-    offloads: tuple[Offload, ...] = (NO_OFFLOAD,)
+    rankings: tuple[Ranking, ...]
+    choice: Choice
+
+    @property
+    def ranking(self) -> Ranking:
+        """The ranking of the chosen plan; the first one if no plan fits."""
+        return self.rankings[self.choice.ranking]
+
+    @property
+    def others(self) -> tuple[Ranking, ...]:
+        """The rankings of the same plans with the same offload, compiled and recorded otherwise."""
+        same = (each for each in self.rankings if each.subject.offload == self.subject.offload)
+        return tuple(each for each in same if each is not self.ranking)
 
     @property
     def chosen(self) -> Winner:
@@ -58,7 +66,7 @@ def search(subject: Subject, machine: Machine, ranks: int, space: SearchSpace | 
     if not len(enumerated.candidates):
         raise ConfigError(_no_legal_plan(subject, machine, ranks, space, enumerated))
     ranking = _ranking(enumerated.candidates, machine, ranks, space)
-    return Found(subject, machine, ranks, space, enumerated, ranking, _choice([ranking]), offloads=(subject.offload,))
+    return Found(subject, machine, ranks, space, enumerated, (ranking,), _choice([ranking]))
 
 
 def best_search(
@@ -81,12 +89,8 @@ def best_search(
         every, rankings = every + leaner, rankings + [_ranking(each, machine, ranks, space) for each in leaner]
     choice = _choice(rankings)
     best = every[choice.ranking]
-    same = [each.subject.offload == best.subject.offload for each in every]
-    same[choice.ranking] = False
-    rest = tuple(ranking for ranking, is_same in zip(rankings, same, strict=True) if is_same)
     enumerated = replace(found.enumerated, candidates=best)
-    offloads = tuple(dict.fromkeys(each.subject.offload for each in every))
-    return Found(best.subject, machine, ranks, space, enumerated, rankings[choice.ranking], choice, rest, offloads)
+    return Found(best.subject, machine, ranks, space, enumerated, tuple(rankings), choice)
 
 
 def _subjects(plan: Plan, machine: Machine, space: SearchSpace, away: Mapping[str, float]) -> list[Subject]:

@@ -200,12 +200,19 @@ def miss_text(miss: NearMiss) -> str:
 def choice_text(winner: Winner) -> str:
     """Describe a plan's choices, seconds and memory in one line."""
     plan = winner.plan
+    return (
+        f"{choices_text(plan)}: {format_seconds(winner.seconds)}, "
+        f"{'' if winner.joules is None else f'{format_energy(winner.joules)}, '}{format_bytes(winner.memory_bytes)} "
+        f"per rank{', ' if plan.offload.is_used else ''}{plan.offload.words}"
+    )
+
+
+def choices_text(plan: Plan) -> str:
+    """Describe a plan's choices, without how it is compiled and offloaded."""
     split = _sequence_text(plan)
     return (
         f"{_layout_text(plan.layout)}, micro {plan.batch.micro}, {plan.schedule}, recompute {plan.recompute.words}"
-        f"{split and f', sequence {split}'}, ZeRO {_zero_text(plan)}: {format_seconds(winner.seconds)}, "
-        f"{'' if winner.joules is None else f'{format_energy(winner.joules)}, '}{format_bytes(winner.memory_bytes)} "
-        f"per rank{', ' if plan.offload.is_used else ''}{plan.offload.words}"
+        f"{split and f', sequence {split}'}, ZeRO {_zero_text(plan)}"
     )
 
 
