@@ -115,13 +115,13 @@ SLOW_AND_FAST = {"kind": "yarn", "factor": 8, "original": 8, "slow": 1, "fast": 
         ({"layout__data": 4, "layout__shards": 3}, "set it to 2 or 4 or null"),
         ({"layout__data": 4, "layout__shards": 2, "zero": 0}, "set plan.zero to 1, 2 or 3"),
         (
-            {"layout__data": 4, "layout__context": 2, "layout__expert": 3},
-            "plan.layout.expert (3) must divide the 8 replicas (data 4 x context 2); set it to 2 or 4",
+            {"layout__data": 4, "layout__context": 2, "layout__expert": 3, "model__bias": "none", **_experts(12)},
+            "plan.layout.expert (3) must divide the 8 replicas (data 4 x context 2); set plan.layout.expert to 2 or 4",
         ),
         (
-            {"layout__data": 8, "layout__shards": 2, "layout__expert": 4},
+            {"layout__data": 8, "layout__shards": 2, "layout__expert": 4, "model__bias": "none", **_experts(12)},
             "plan.layout.expert (4) must divide plan.layout.shards (2), so that those who share a copy have all "
-            "experts; set it to 2",
+            "experts; set plan.layout.expert to 2",
         ),
         (
             {"layout__data": 2, "layout__expert": 2},
@@ -194,6 +194,28 @@ SLOW_AND_FAST = {"kind": "yarn", "factor": 8, "original": 8, "slow": 1, "fast": 
 )
 def test_a_broken_law_is_named_with_its_remedy(changes: dict[str, object], law: str) -> None:
     assert law in "\n".join(broken(**changes))
+
+
+SIZES = {"model__hidden": 48, "model__heads": 12, "model__kv_heads": 4, "model__ffn": 36, "model__sequence": 20}
+ULYSSES = {"context_attention": "ulysses", "layout__context": 5}
+
+
+@pytest.mark.parametrize(
+    ("axis", "changes"),
+    [
+        ("tensor", {**SIZES, "layout__tensor": 5}),
+        ("tensor", {**SIZES, "layout__tensor": 6, "model__sequence": 10, "sequence_parallel": True}),
+        ("context", {**SIZES, **ULYSSES}),
+        ("context", {**SIZES, **ULYSSES, "layout__tensor": 2}),
+        ("expert", {"layout__data": 4, "layout__expert": 5, "model__bias": "none", **_experts(6)}),
+    ],
+)
+def test_every_degree_that_a_remedy_of_several_lines_names_is_legal(axis: str, changes: dict[str, object]) -> None:
+    lines = broken(**changes)
+    named = {int(degree) for line in lines for degree in re.search(r"(\d+)(?: or (\d+))?$", line).groups() if degree}
+    assert len(lines) > 1 and named
+    for degree in named:
+        assert not broken(**{**changes, f"layout__{axis}": degree}), degree
 
 
 def test_degrees_that_do_not_multiply_to_the_processes_are_refused_with_what_would_fit() -> None:

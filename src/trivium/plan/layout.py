@@ -1,7 +1,7 @@
 """Layout of ranks on the axes of parallelism. Pure data, without torch."""
 
 import itertools
-from math import gcd, isqrt
+from math import isqrt
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
@@ -191,23 +191,12 @@ class Layout(Config):
                 f"context {self.context}): each copy of the sharded state has as many ranks; set it to "
                 f"{' or '.join(map(str, [*legal, 'null']))}"
             )
-        found += self._expert_problems()
         if world_size is not None and world_size != self.world_size:
             found.append(
                 f"plan.layout: {self._product()} = {self.world_size} ranks, but there are {world_size} processes; "
                 f"{self._fitting(world_size)}"
             )
         return found
-
-    def _expert_problems(self) -> list[str]:
-        if self.replicas % self.expert:
-            rule = f"the {self.replicas} replicas (data {self.data} x context {self.context})"
-        elif self.sharers % self.expert:
-            rule = f"plan.layout.shards ({self.sharers}), so that those who share a copy have all experts"
-        else:
-            return []
-        legal = degrees_dividing(gcd(self.replicas, self.sharers), self.expert)
-        return [f"plan.layout.expert ({self.expert}) must divide {rule}; set it to {' or '.join(map(str, legal))}"]
 
     def _product(self) -> str:
         context = f" x context {self.context}" if self.context > 1 else ""

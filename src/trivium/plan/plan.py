@@ -242,7 +242,7 @@ class Plan(Config):
         tensor = self.layout.tensor
         found = [
             f"plan.model.{field} ({size}) must be a multiple of plan.layout.tensor ({tensor}): tensor ranks "
-            f"cannot split {unit}; nearest legal tensor: {' or '.join(map(str, degrees_dividing(size, tensor)))}"
+            f"cannot split {unit}"
             for field, size, unit, _ in self.model.divisions
             if size % tensor
         ]
@@ -250,10 +250,9 @@ class Plan(Config):
         if not divides_sequence(self.model.sequence, context, tensor, self.sequence_parallel):
             found.append(
                 f"plan.model.sequence ({self.model.sequence}) over plan.layout.context ({self.layout.context}) must be "
-                f"a multiple of plan.layout.tensor ({tensor}) under plan.sequence_parallel; nearest legal tensor: "
-                f"{' or '.join(map(str, degrees_dividing(self.local_sequence, tensor)))}"
+                f"a multiple of plan.layout.tensor ({tensor}) under plan.sequence_parallel"
             )
-        return found
+        return [f"{line}; nearest legal tensor: {_either(self.tensor_unit, tensor)}" for line in found]
 
     def _context_problems(self) -> list[str]:
         context, tensor, found = self.layout.context, self.layout.tensor, []
@@ -266,14 +265,15 @@ class Plan(Config):
                 f"{context} and plan.context_attention '{self.context_attention}'; nearest: "
                 f"{nearest_multiples(self.model.sequence, unit)}"
             )
-        for each in self.model.divisions if self.context_attention == "ulysses" else ():
-            heads = each.size // tensor if each.size % tensor == 0 else each.size
-            if each.unit == "heads" and heads % context:
-                found.append(
-                    f"plan.context_attention 'ulysses' splits the {each.name} of a tensor rank ({each.size} / "
-                    f"{tensor}) over plan.layout.context ({context}), which must divide them; use 'ring', or context "
-                    f"{' or '.join(map(str, degrees_dividing(heads, context)))}"
-                )
+        splits = [each for each in self.model.divisions if each.unit == "heads" and self.context_attention == "ulysses"]
+        heads = [each.size // tensor if each.size % tensor == 0 else each.size for each in splits]
+        found += [
+            f"plan.context_attention 'ulysses' splits the {each.name} of a tensor rank ({each.size} / {tensor}) over "
+            f"plan.layout.context ({context}), which must divide them; use 'ring', or context "
+            f"{_either(gcd(*heads, self.model.sequence), context)}"
+            for each, number in zip(splits, heads, strict=True)
+            if number % context
+        ]
         return found
 
     def _shards_problems(self) -> list[str]:
@@ -290,7 +290,7 @@ class Plan(Config):
         return ring_problems(self.precision, self.messages, self.row_chunks, pieces=self.sequence_parallel)
 
     def _expert_problems(self) -> list[str]:
-        expert, counts = self.layout.expert, self.model.expert_counts
+        layout, expert, counts = self.layout, self.layout.expert, self.model.expert_counts
         if expert == 1 or self.model.problems():
             return []
         if not counts:
@@ -298,13 +298,24 @@ class Plan(Config):
                 f"plan.layout.expert is {expert}, and no layer of the model has experts to divide; set "
                 f"plan.layout.expert to 1, or plan.model.feed_forward to experts"
             ]
-        legal = degrees_dividing(gcd(*counts, self.layout.replicas, self.layout.sharers), expert)
-        return [
+        found = [
             f"plan.model.experts.count ({count}) must be a multiple of plan.layout.expert ({expert}): an expert rank "
-            f"holds whole experts; set plan.layout.expert to {' or '.join(map(str, legal))}"
+            f"holds whole experts"
             for count in counts
             if count % expert
         ]
+        if layout.replicas % expert:
+            found.append(
+                f"plan.layout.expert ({expert}) must divide the {layout.replicas} replicas (data {layout.data} x "
+                f"context {layout.context})"
+            )
+        elif layout.sharers % expert:
+            found.append(
+                f"plan.layout.expert ({expert}) must divide plan.layout.shards ({layout.sharers}), so that those who "
+                f"share a copy have all experts"
+            )
+        legal = gcd(*counts, layout.replicas, layout.sharers)
+        return [f"{line}; set plan.layout.expert to {_either(legal, expert)}" for line in found]
 
     def _float8_problems(self) -> list[str]:
         float8 = self.precision.float8
@@ -375,6 +386,11 @@ class Plan(Config):
                     )
                     break  # one size of a ramp says it for all
         return found
+
+
+def _either(unit: int, near: int) -> str:
+    """24, 5 -> '4 or 6': the degrees next to `near` that divide `unit`, as remedies in messages."""
+    return " or ".join(map(str, degrees_dividing(unit, near)))
 
 
 def head_length(model: ModelShape, stages: int) -> int:
