@@ -9,6 +9,7 @@ from pydantic import Field
 from trivium.config import Config, NotNegative, Positive, Short
 from trivium.plan.layout import Layout
 
+MIN_REPETITION_PENALTY = 0.01  # divided by a smaller one, scores may overflow
 TaskName = Literal["last_word", "continuation", "agreement", "word_order", "names"]
 
 # Settings of transformers' `generate` that are not supported, with the values besides null that change nothing.

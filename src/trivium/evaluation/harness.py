@@ -24,7 +24,7 @@ from trivium.comms.launch import ALONE, connected, torchrun_place
 from trivium.comms.mesh import Mesh
 from trivium.errors import ConfigError, nearest
 from trivium.evaluation.answer import NativeScorer, cut_at
-from trivium.evaluation.config import NEUTRAL_VALUES
+from trivium.evaluation.config import MIN_REPETITION_PENALTY, NEUTRAL_VALUES
 from trivium.evaluation.requests import Request
 from trivium.evaluation.windows import Encoded, encode_all, window_of
 from trivium.interchange.target import opened
@@ -51,7 +51,11 @@ LAWS: Mapping[str, tuple[float, float, str]] = {
         "it limits sampling to the k most likely tokens, so it must be a whole number from 0; 0 allows all",
     ),
     "top_p": (5e-324, 1, "it limits sampling to the nucleus, so it must be above 0 and at most 1; 1 allows all"),
-    "repetition_penalty": (5e-324, math.inf, "it divides scores, so it must be a number above 0; 1 changes nothing"),
+    "repetition_penalty": (
+        MIN_REPETITION_PENALTY,
+        math.inf,
+        f"it divides scores, so it must be a number from {MIN_REPETITION_PENALTY}; 1 changes nothing",
+    ),
 }
 Pair = tuple[tuple[str, str], list[int], list[int]]
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from trivium.errors import DataError
 from trivium.serving.chat import Chat
-from trivium.serving.config import Drawing, Penalty, ServeConfig
+from trivium.serving.config import Drawing, Penalty, RepetitionPenalty, ServeConfig
 from trivium.tokens.chat.conversation import SYSTEM, Turn
 from trivium.tokens.tokenizer import Tokenizer
 
@@ -89,7 +89,7 @@ class Asked(BaseModel):
     temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=0, le=1 << 31)] = 0
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] = 1.0
+    repetition_penalty: RepetitionPenalty = 1.0
     frequency_penalty: Penalty = 0.0
     presence_penalty: Penalty = 0.0
     logit_bias: Biases = {}

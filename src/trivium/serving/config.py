@@ -5,18 +5,19 @@ from typing import Annotated
 from pydantic import Field
 
 from trivium.config import Config, Positive, Short
-from trivium.evaluation.config import Sampling
+from trivium.evaluation.config import MIN_REPETITION_PENALTY, Sampling
 from trivium.plan.layout import Layout
 from trivium.plan.sizes import Degree
 from trivium.seeds import seed_for
 
+RepetitionPenalty = Annotated[float, Field(ge=MIN_REPETITION_PENALTY, le=10)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
 class Drawing(Sampling):
     """Sampling with penalties on tokens that are in the text already."""
 
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] = (
+    repetition_penalty: RepetitionPenalty = (
         1.0  # divides the scores of tokens that are in the text already (arXiv 1909.05858); 1 disables it
     )
     frequency_penalty: Penalty = 0.0  # subtracted from a token's score for each time that the model has written it
