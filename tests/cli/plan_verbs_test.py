@@ -19,7 +19,7 @@ from trivium.cost.estimate import estimate
 from trivium.errors import ConfigError, DataError
 from trivium.planner.probed import Compared, Probed
 from trivium.training.record import Record, write_record
-from trivium.units import counted
+from trivium.units import counted, format_seconds
 
 
 def demo():
@@ -108,13 +108,20 @@ def test_a_learned_factor_multiplies_every_second_and_no_byte(call, tmp_path):
     stack = learned_from(tmp_path / "run")
     plain, slower = (tree(tell(plan, machine, Asked("demo"), s)) for s in (None, stack))
     assert slower["seconds"] == pytest.approx(1.5 * plain["seconds"])
-    assert slower["estimate"] == plain["estimate"]  # what it is a factor of
+    assert slower["seconds"] == slower["estimate"]["seconds"]
+    assert slower["estimate"]["tokens_per_second"] == pytest.approx(plain["estimate"]["tokens_per_second"] / 1.5)
+    assert slower["estimate"]["memory"] == plain["estimate"]["memory"]
     for slow, rank in zip(slower["ranks"], plain["ranks"], strict=True):
         assert slow["seconds"] == pytest.approx({name: 1.5 * took for name, took in rank["seconds"].items()})
         assert slow["memory"] == rank["memory"] and slow["traffic"] == rank["traffic"]
     assert call("plan", "probe", "--run", "run", "--out", "stack.yaml").returncode == 0
-    done = call("plan", "show", "--machine", "selene", "--stack", "stack.yaml")
+    shown = ("plan", "show", "--machine", "selene")
+    done = call(*shown, "--stack", "stack.yaml", "--html", "plan.html")
     assert done.returncode == 0 and "x 1.500" in done.stdout
+    page = (tmp_path / "plan.html").read_text()
+    for text in (done.stdout, page):
+        assert f"step          {format_seconds(slower['seconds'])} predicted" in text
+        assert re.findall(r"would save\s+[\d.]+%", text) == re.findall(r"would save\s+[\d.]+%", call(*shown).stdout)
 
 
 def run_of(at: Path, *, factor: float, steps: int = 20) -> None:

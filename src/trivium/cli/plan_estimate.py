@@ -56,13 +56,15 @@ class Told:
     near: NearCopy | None = None
 
     @property
-    def factor(self) -> float:
-        return self.stack.factor if self.stack else 1.0
+    def plan_lines(self) -> list[str]:
+        """The plan and its price as text."""
+        factor = self.stack.factor if self.stack else 1.0
+        return plan_lines(self.parts.plan, self.parts.machine, self.asked.share, self.asked.forward_passes, factor)
 
     @property
     def seconds(self) -> float:
         """The predicted seconds of a step, times the factor that a finished run taught."""
-        return self.parts.price.seconds * self.factor
+        return self.parts.price.seconds
 
     @property
     def near_steps(self) -> int | None:
@@ -81,21 +83,20 @@ def token_count(text: str, option: str) -> int:
 
 
 def tell(plan: Plan, machine: Machine, asked: Asked, stack: LearnedStack | None = None) -> Told:
-    """Price a plan, and the training and the failures that were asked for."""
-    parts = break_down(plan, machine, asked.share, asked.forward_passes)
+    """Price a plan, and the training and the failures that were asked for. stack: its factor multiplies all seconds."""
+    parts = break_down(plan, machine, asked.share, asked.forward_passes, stack.factor if stack else 1.0)
     interval = None
     if asked.failures is not None:
         save, hours = asked.failures
         interval = checkpoint_interval(save, hours * HOUR)
-    factor, price = stack.factor if stack else 1.0, parts.price
-    training = None
+    price, training = parts.price, None
     if asked.tokens is not None:
         devices = machine.devices if machine.sharing == "shared" else plan.layout.world_size
         watts = None if price.joules is None else price.joules / price.seconds / devices
         training = campaign(
             plan,
             asked.tokens,
-            seconds_by_batch(plan, machine, factor * price.seconds, asked.forward_passes),
+            seconds_by_batch(plan, machine, price.seconds, asked.forward_passes),
             devices,
             rates=Rates(watts, machine.price_per_hour),
             lost_fraction=interval.wasted_fraction if interval else 0.0,
@@ -133,7 +134,7 @@ def tree(told: Told) -> dict[str, Any]:
         "machine": to_tree(told.parts.machine),
         "stack": to_tree(told.stack) if told.stack else None,
         "seconds": told.seconds,
-        **told.parts.tree(told.factor),
+        **told.parts.tree(),
         "interval": vars(told.interval) if told.interval else None,
         "near_copies": {"steps": told.near_steps, **told.near._asdict()} if told.near else None,
         "training": told.training.tree() if told.training else None,
@@ -142,8 +143,7 @@ def tree(told: Told) -> dict[str, Any]:
 
 def lines(told: Told) -> list[str]:
     """All of it as text."""
-    parts = told.parts
-    found = plan_lines(parts.plan, parts.machine, told.asked.share, told.asked.forward_passes)
+    found = told.plan_lines
     for title, header, rows in tables(told):
         found += ["", f"{title}{_shortened(rows)}", *table(_few(rows), header=header)]
     return [*found, *([""] if more_lines(told) else []), *more_lines(told)]
@@ -153,8 +153,7 @@ def tables(told: Told) -> list[Table]:
     """Title, headings and rows: seconds, memory and traffic by pipeline rank."""
     parts = told.parts
     seconds: list[Row] = [
-        (str(t.pipeline), *(format_seconds(s * told.factor) for s in (t.forward, t.backward, t.idle)))
-        for t in parts.times
+        (str(t.pipeline), *(format_seconds(s) for s in (t.forward, t.backward, t.idle))) for t in parts.times
     ]
     categories = dict.fromkeys(name for held in parts.memory for name in held.categories())
     memory: list[Row] = [
@@ -181,8 +180,8 @@ def more_lines(told: Told) -> list[str]:
     if told.stack:
         s = told.stack
         found.append(
-            f"stack         x {s.factor:.3f} (quartiles {s.low:.3f} to {s.high:.3f}, {s.steps} steps of {s.run} on "
-            f"{s.machine}): {format_seconds(told.seconds)} per step"
+            f"stack         seconds of a step x {s.factor:.3f} (quartiles {s.low:.3f} to {s.high:.3f}, {s.steps} steps "
+            f"of {s.run} on {s.machine})"
         )
     if told.interval:
         i = told.interval
@@ -215,23 +214,16 @@ def chart(told: Told) -> Any:
     """The page's data: what every pipeline rank does and holds over time."""
     from trivium.report.gantt import Chart, Lane, Moved, Titled
 
-    parts, f = told.parts, told.factor
-    spans = lanes(parts.timeline)
+    parts = told.parts
     drawn = []
-    for rank, row in enumerate(spans):
+    for rank, row in enumerate(lanes(parts.timeline)):
         held = held_over_time(parts.timeline, rank, held_by_rank(parts.plan, rank))
-        drawn.append(
-            Lane(
-                f"pipeline {rank}",
-                [(op, m, s, start * f, end * f) for op, m, s, start, end in row],
-                [(time * f, each) for time, each in held],
-            )
-        )
+        drawn.append(Lane(f"pipeline {rank}", row, held))
     return Chart(
         title=f"{told.asked.name} on {parts.machine.name}",
-        text=plan_lines(parts.plan, parts.machine, told.asked.share, told.asked.forward_passes) + more_lines(told),
+        text=told.plan_lines + more_lines(told),
         lanes=drawn,
-        moved=[Moved(a, b, sent * f, arrived * f) for a, b, sent, arrived in handed_on(parts.timeline)],
+        moved=[Moved(*each) for each in handed_on(parts.timeline)],
         memory_limit=parts.price.memory_limit,
         tables=[Titled(title, header, rows) for title, header, rows in tables(told)],
     )

@@ -232,10 +232,15 @@ def forward_pass(plan: Plan, machine: Machine) -> float:
     return float(forward_pass_seconds(at, prices(at)))
 
 
-def planned_timeline(plan: Plan, machine: Machine, *, sequences: int | None = None) -> Timeline:
-    """Return the timeline of a step with the estimated seconds of its actions, as if no ranks shared a device."""
-    durations = Durations(plan, machine, own_stack(plan, machine))
-    return simulate(plan.schedule_table(sequences), durations.action, durations.transfer)
+def planned_timeline(
+    plan: Plan, machine: Machine, *, stack: Stack | None = None, sequences: int | None = None
+) -> Timeline:
+    """Return the timeline of a step with the estimated seconds of its actions, as if no ranks shared a device. stack:
+    the software that runs the plan, by default Trivium."""
+    durations = Durations(plan, machine, stack or own_stack(plan, machine))
+    factor = durations.stack.factor
+    table = plan.schedule_table(sequences)
+    return simulate(table, lambda action: factor * durations.action(action), factor * durations.transfer)
 
 
 def strides_of(layout: Layout, machine: Machine) -> Strides:

@@ -52,10 +52,10 @@ def stacks() -> dict[str, Stack]:
     return {name: build(Stack, {"name": name, **fields}) for name, fields in yaml.safe_load(text).items()}
 
 
-def own_stack(plan: Plan, machine: Machine) -> Stack:
+def own_stack(plan: Plan, machine: Machine, factor: float = 1.0) -> Stack:
     """Return Trivium's stack as it executes this plan on this machine: GPUs replay CUDA graphs, and compiled blocks are
-    fused. A compiled layer is recomputed as a whole."""
-    return executing(machine, compiled=plan.compiled)
+    fused. A compiled layer is recomputed as a whole. factor: multiplies a step's time."""
+    return executing(machine, compiled=plan.compiled).model_copy(update={"factor": factor})
 
 
 def executing(machine: Machine, *, compiled: bool) -> Stack:

@@ -10,6 +10,7 @@ from trivium.cost.case import MODES, case_of
 from trivium.cost.estimate import Estimate, estimate, planned_timeline
 from trivium.cost.hardware import USABLE_MEMORY_SHARE, Machine
 from trivium.cost.memory import MemoryEstimate, memory_of_rank
+from trivium.cost.stack import own_stack
 from trivium.cost.stages import layers_by_stage
 from trivium.cost.timeline import Timeline
 from trivium.cost.traffic import Traffic, step_traffic
@@ -47,15 +48,15 @@ class Breakdown:
     memory: tuple[MemoryEstimate, ...]
     traffic: tuple[Traffic, ...]
 
-    def tree(self, factor: float = 1.0) -> dict[str, Any]:
-        """Return plain data. factor: measured over predicted seconds, as calibrated on a finished run."""
+    def tree(self) -> dict[str, Any]:
+        """Return plain data."""
         ranks = zip(self.times, self.memory, self.traffic, strict=True)
         return {
             "estimate": self.price.tree(),
             "ranks": [
                 {
                     "pipeline": time.pipeline,
-                    "seconds": {name: factor * getattr(time, name) for name in ("forward", "backward", "idle")},
+                    "seconds": {name: getattr(time, name) for name in ("forward", "backward", "idle")},
                     "memory": {**held.categories(), "total": held.total},
                     "traffic": {axis: dict(moved) for axis, moved in handed.items() if moved},
                 }
@@ -64,18 +65,21 @@ class Breakdown:
         }
 
 
-def break_down(plan: Plan, machine: Machine, share: float = USABLE_MEMORY_SHARE, forward_passes: int = 0) -> Breakdown:
+def break_down(
+    plan: Plan, machine: Machine, share: float = USABLE_MEMORY_SHARE, forward_passes: int = 0, factor: float = 1.0
+) -> Breakdown:
     """Return every part of a plan's price. share: fraction of a device's memory that the plan may use. forward_passes:
-    before each step.
+    before each step. factor: multiplies all seconds; measured over predicted ones, as calibrated on a finished run.
 
     Raises ConfigError if the machine has too few devices.
     """
-    timeline = planned_timeline(plan, machine)
+    stack = own_stack(plan, machine, factor)
+    timeline = planned_timeline(plan, machine, stack=stack)
     at = [Coordinate(pipeline, 0, 0) for pipeline in range(plan.layout.pipeline)]
     return Breakdown(
         plan=plan,
         machine=machine,
-        price=estimate(plan, machine, share=share, forward_passes=forward_passes),
+        price=estimate(plan, machine, stack=stack, share=share, forward_passes=forward_passes),
         timeline=timeline,
         times=rank_times(timeline),
         memory=tuple(memory_of_rank(plan, each) for each in at),

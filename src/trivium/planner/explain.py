@@ -11,6 +11,7 @@ from trivium.cost.compute import hardware_flops, model_flops
 from trivium.cost.estimate import Estimate, estimate, planned_timeline
 from trivium.cost.hardware import USABLE_MEMORY_SHARE, Machine, machine_named, this_machine
 from trivium.cost.memory import predicted_memory
+from trivium.cost.stack import own_stack
 from trivium.cost.stages import layers_by_stage
 from trivium.cost.timeline import simulate, unit_seconds
 from trivium.cost.wavefront import Run, finish_seconds
@@ -84,10 +85,13 @@ def priced_tree(plan: Plan, machine: Machine, share: float = USABLE_MEMORY_SHARE
     }
 
 
-def plan_lines(plan: Plan, machine: Machine, share: float = USABLE_MEMORY_SHARE, forward_passes: int = 0) -> list[str]:
+def plan_lines(
+    plan: Plan, machine: Machine, share: float = USABLE_MEMORY_SHARE, forward_passes: int = 0, factor: float = 1.0
+) -> list[str]:
     """Describe a plan and its price. share: usable fraction of a device's memory. forward_passes: before each step.
-    Raises ConfigError if the plan is not legal."""
-    price = estimate(plan.checked(), machine, share=share, forward_passes=forward_passes)
+    factor: multiplies all seconds. Raises ConfigError if the plan is not legal."""
+    stack = own_stack(plan.checked(), machine, factor)
+    price = estimate(plan, machine, stack=stack, share=share, forward_passes=forward_passes)
     lines = [
         *_choice_lines(plan, machine),
         *_schedule_lines(plan),
@@ -95,7 +99,7 @@ def plan_lines(plan: Plan, machine: Machine, share: float = USABLE_MEMORY_SHARE,
         *_memory_lines(price),
         *expert_lines(plan, price.memory_limit),
         *_seconds_lines(plan, machine, price),
-        *(f"near miss     {line}" for line in near_misses(plan, machine, price.seconds, share)),
+        *(f"near miss     {line}" for line in near_misses(plan, machine, price.seconds / factor, share)),
     ]
     return [part for line in lines for part in _wrapped(line)]
 
