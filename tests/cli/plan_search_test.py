@@ -244,3 +244,14 @@ def test_a_model_too_small_for_a_whole_machine_is_told_to_take_less_of_it(call):
 def test_a_search_is_of_no_more_than_a_plan_may_have(call, option: str, name: str, most: int) -> None:
     code, _, told = call("search", "--model", "demo", option, str(most + 1))
     assert code == 2 and name in told and str(most) in told.replace(str(most + 1), "")
+
+
+def test_a_winner_that_recomputes_names_the_search_with_shares_on_the_host_and_that_finds_a_faster_plan(call):
+    asked = ("search", "--model", "llama-3-8b", "--machine", "dgx-a100-40", "--ranks", "4")
+    found = {}
+    for words in ((), ("--set", "search.offload=[0,0.5,1]")):
+        _, out, _ = call(*asked, *words)
+        found[words] = json.loads(call(*asked, *words, "--json")[1])["chosen"]
+        assert ("--set 'search.offload=[0,0.5,1]'" in out) == (not words)
+    without, with_shares = found.values()
+    assert with_shares["offload"]["optimizer"] and with_shares["seconds"] < 0.9 * without["seconds"]

@@ -40,7 +40,13 @@ MAX_COUNT = 10**9  # because arithmetic over thousands of plans has 64 bits
 Nodes = Annotated[int | None, typer.Option("--nodes", metavar="N", min=1, max=MAX_COUNT, help="How many of its nodes.")]
 RankCount = Annotated[
     int | None,
-    typer.Option("--ranks", metavar="N", min=1, max=MAX_PLAN_RANKS, help="How many ranks. Default: one per device."),
+    typer.Option(
+        "--ranks",
+        metavar="N",
+        min=1,
+        max=MAX_PLAN_RANKS,
+        help="How many ranks. Default: one per GPU; on processors, those of the model's plan.",
+    ),
 ]
 Top = Annotated[int, typer.Option("--top", metavar="N", min=1, help="How many plans to print.")]
 Explain = Annotated[

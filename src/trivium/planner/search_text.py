@@ -10,10 +10,11 @@ from trivium.plan.layout import AXES, Layout
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.parameters import count
 from trivium.plan.plan import Plan
+from trivium.plan.recompute import Recompute
 from trivium.planner.near_misses import NearMiss
 from trivium.planner.pricing import Ranking, Winner
 from trivium.planner.published import full_batch
-from trivium.planner.search import Found
+from trivium.planner.search import SHARES, Found
 from trivium.planner.ties import TIE_FRACTION
 from trivium.units import counted, format_bytes, format_count, format_energy, format_seconds
 
@@ -44,7 +45,8 @@ LEFT_ALIGNED = ("schedule", "recompute", "sequence", "limited by")
 
 def search_lines(found: Found, top: int) -> list[str]:
     """Return the winners as a table below a summary of the search."""
-    return [*_subject_lines(found), "", *table_lines(found.ranking.winners(top)), f"chosen    {because(found)}"]
+    winners = table_lines(found.ranking.winners(top))
+    return [*_subject_lines(found), "", *winners, f"chosen    {because(found)}", *_untried_lines(found)]
 
 
 def explain_lines(found: Found, misses: list[NearMiss], top: int) -> list[str]:
@@ -57,6 +59,7 @@ def explain_lines(found: Found, misses: list[NearMiss], top: int) -> list[str]:
         f"Winner: {choice_text(winner)}",
         f"  {_limits_text(winner, None)}",
         f"Chosen: {because(found)}",
+        *_untried_lines(found),
         "",
         *(["Runners-up, the best of each other layout:"] if runners else []),
         *(f"  {place}. {behind_text(each, winner)}" for place, each in enumerate(runners, 2)),
@@ -228,6 +231,17 @@ def because(found: Found) -> str:
     otherwise = f" ({'without' if runs else 'with both'}: {' or '.join(others)})" if others else ""
     runs = (runs or "neither compiled nor recorded") + otherwise
     return f"{choice_text(chosen)}; {runs}; {why} of {fit:,} plans that fit, {_limits_text(chosen)}"
+
+
+def _untried_lines(found: Found) -> list[str]:
+    """Say that plans with shares on the host were left out, where the chosen plan computes again to save memory."""
+    may_offload = found.space.offload is None and found.machine.usable_host_memory() > 0
+    if not may_offload or found.subject.offload.is_used or found.chosen.plan.recompute == Recompute():
+        return []
+    shares = ",".join(f"{share:g}" for share in SHARES)
+    return [
+        f"untried   state and activations on the host, as some plan fits without: --set 'search.offload=[{shares}]'"
+    ]
 
 
 def _need_text(winner: Winner, *, energy: bool) -> str:
