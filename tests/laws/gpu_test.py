@@ -221,7 +221,15 @@ def rows_of_documents(plan: Plan, length: int) -> Read:
 
 
 @pytest.mark.parametrize(
-    ("mode", "over"), [("none", {}), ("attention", {}), ("layer", {}), ("none", {"window": 64}), ("none", PACKED)]
+    ("mode", "over"),
+    [
+        ("none", {}),
+        ("attention", {}),
+        ("layer", {}),
+        ("layer", {"sequence": 1024}),
+        ("none", {"window": 64}),
+        ("none", PACKED),
+    ],
 )
 @pytest.mark.parametrize("sequences", [8, 16])
 @pytest.mark.parametrize("fast", [{}, {"cuda_graphs": True}, {"compiled": True}])

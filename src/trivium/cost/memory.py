@@ -24,7 +24,7 @@ from trivium.cost.activations import (
     logits_bytes,
     put_off_bytes,
 )
-from trivium.cost.case import NONE, Case, case_of, take
+from trivium.cost.case import ATTENTION, NONE, Case, case_of, take
 from trivium.cost.memory_peaks import MemoryPeak, peaks_of_case, peaks_of_rank
 from trivium.cost.rank_parameters import (
     Elements,
@@ -61,15 +61,16 @@ class MemoryEstimate(Generic[Bytes]):
     """Bytes of one rank at the memory peak of a step; each a number, or an array with one entry per plan.
 
     gradients: accumulated gradients, from the first backward of a step to its update. opened: those that exist at
-    the activation peak. masters: fp32 copy of narrower weights. moments: optimizer states. activations: kept for
-    the backward; `embedding` and `logits` are parts of them. recomputed: allocated again in the backward of one
-    recomputed layer. put_off: factors of deferred weight gradients beyond the activations, which count as kept
-    until then. transport: activations being received. returned: those on their way to the host or back. gathered:
-    weights that ZeRO stage 3 has gathered. unreduced: unsharded gradients of stages 2 and 3 before their reduction.
-    loss: additional bytes of the loss and its backward. freed: activations that are freed after the loss, before
-    the backward of a layer. workspace: of a layer's largest operations. reduction: buffers of the gradient
-    reduction after the last backward, when the activations are freed. host: what the host keeps of optimizer state
-    and activations; no part of the total.
+    the activation peak, and the head's gradient of a tied table, which waits for the embedding's. masters: fp32 copy of
+    narrower weights. moments: optimizer states. activations: kept for the backward; `embedding` and `logits` are parts
+    of them. recomputed: allocated again in the backward of a stage's last layer. put_off: factors of deferred weight
+    gradients beyond the activations, which count as kept until then. transport: activations being received. returned:
+    those on their way to the host or back. gathered: weights that ZeRO stage 3 has gathered. unreduced: unsharded
+    gradients of stages 2 and 3 before their reduction. loss: additional bytes of the loss and its backward. freed:
+    activations that are freed after the loss, before the backward of a layer. workspace: of a layer's largest
+    operations. ending: bytes beyond the gradients at the end of the last backward, in its first layer or the embedding.
+    reduction: buffers of the gradient reduction after it, when the activations are freed. host: what the host keeps of
+    optimizer state and activations; no part of the total.
     """
 
     weights: Bytes
@@ -89,6 +90,7 @@ class MemoryEstimate(Generic[Bytes]):
     loss: Bytes
     freed: Bytes
     workspace: Bytes
+    ending: Bytes
     reduction: Bytes
     host: Bytes
 
@@ -106,20 +108,16 @@ class MemoryEstimate(Generic[Bytes]):
     def working(self) -> Bytes:
         """Additional bytes at the activation peak: during the loss, or in the backward of a layer after it."""
         held = self.activations + self._open
-        return _larger(held + self.loss, held - self.freed + self._of_a_layer)
+        return _larger(held + self.loss, held - self.freed + self.recomputed + self.workspace)
 
     @property
     def last(self) -> Bytes:
         """Bytes beyond the state at the end of the last backward, or during the reduction after it."""
-        return _larger(self._open + self._of_a_layer, self.reduction)
+        return _larger(self._open + self.ending, self.reduction)
 
     @property
     def _open(self) -> Bytes:
         return self.put_off + self.transport + self.returned + self.gathered + self.unreduced
-
-    @property
-    def _of_a_layer(self) -> Bytes:
-        return self.recomputed + self.workspace
 
     @property
     def total(self) -> Bytes:
@@ -278,7 +276,11 @@ def _held(
     embedding, logits = at.embedded * left.embedding, at.headed * left.logits
     gradients = gradient * np.where(zero >= 2, owned, trained)
     begun = np.asarray(at.begun) > 0
-    opened = np.where(begun, gradients, np.minimum(gradients, c.gradient_bytes * _bucket(c, at)))
+    waiting = _waiting(c, at)
+    opened = np.where(begun, gradients, np.minimum(gradients, c.gradient_bytes * _first(c, at))) + waiting
+    workspace = _workspace(c, at, begun)
+    # Attention is computed again when what the feed-forward half keeps is free, which is more.
+    again = np.where(np.asarray(c.recompute) == ATTENTION, left.kept, left.whole)
     # With several stages another one may continue, and deferred weight gradients keep their factors.
     frees = (np.asarray(c.chunks) == 1) & (np.asarray(c.puts_off) == 0) & (np.asarray(at.headed) > 0)
     weights, wide = elements.held, elements.wide
@@ -296,7 +298,7 @@ def _held(
         "activations": at.kept * left.whole + at.recomputed * left.kept + embedding + at.headed * left.head + logits,
         "embedding": embedding,
         "logits": logits,
-        "recomputed": np.where(np.asarray(at.recomputed_layers) > 0, left.whole - left.kept, 0),
+        "recomputed": at.begins_again * (again - left.kept),
         "put_off": at.put_off * _beyond(c, left.whole)
         + at.put_off_again * _beyond(c, left.kept)
         + at.put_off_away * _beyond(c, 0.0),
@@ -304,10 +306,11 @@ def _held(
         "returned": at.returned * left.whole + at.returned_again * left.kept,
         "gathered": np.where(zero >= 3, c.weight_bytes * _gathered(c, at), 0),
         "unreduced": np.where(zero >= 2, c.gradient_bytes * _open(c, at, trained), 0),
-        "loss": at.last * _loss(c, begun, opened),
+        "loss": at.last * _loss(c, begun, np.where(begun, waiting, opened), waiting),
         "freed": np.where(frees, left.head + left.logits, 0),
-        "workspace": _workspace(c, at),
-        "reduction": _reduction(c, at, trained, owned) + _pieces(state_away, elements),
+        "workspace": workspace,
+        "ending": _ending(c, at, begun, elements, again + workspace),
+        "reduction": _reduction(c, at, elements, owned) + _pieces(state_away, elements),
         "host": state_away + at.away * left.whole + at.away_again * left.kept,
     }
 
@@ -343,66 +346,128 @@ def _bucket(case: Case, at: MemoryPeak) -> Number:
     return np.maximum(bucket_elements(case.sharers), largest_parameter(case, at.first, at.last))
 
 
-def _loss(case: Case, begun: Number, opened: Number) -> Number:
+def _waiting(case: Case, at: MemoryPeak) -> Number:
+    """Return the bytes of the head's gradient of a tied table, to which autograd adds the embedding's."""
+    joined = (np.asarray(case.tied) > 0) & (np.asarray(case.chunks) == 1)
+    found: Number = joined * at.first * at.last * case.weight_bytes * table_parameters(case)
+    return found
+
+
+def _first(case: Case, at: MemoryPeak) -> Number:
+    """Return the elements of the gradients that exist when the backward of the layers begins in a step's only
+    backward: the head's table, or the bucket that it is in."""
+    alone = np.asarray(case.sharers) == 1
+    table = at.last * np.where(_waiting(case, at) > 0, 0, table_parameters(case))
+    found: Number = np.where(alone, table, np.maximum(bucket_elements(case.sharers), table))
+    return found
+
+
+def _ending(case: Case, at: MemoryPeak, begun: NDArray[np.bool_], elements: Elements, of_layer: Number) -> Number:
+    """Return the bytes beyond the gradients at the end of the last backward: in that of the first layer, which has
+    `of_layer` bytes, or in that of the embedding.
+
+    Buckets of gradients that are complete are being reduced. Those of a step's only backward are opened one by one:
+    a rank without replicas has one for each large parameter, others have none in common to the embedding and a layer
+    whose largest matrix fills one. Where some parameters are frozen, all count.
+    """
+    c, alone, layered = case, np.asarray(case.sharers) == 1, np.asarray(at.layers) > 0
+    fills = largest_parameter(c, 0, 0) >= bucket_elements(c.sharers)
+    embedding, waiting = at.first * embedding_parameters(c), _waiting(c, at)
+    later = embedding + layered * layer_parameters(c)
+    reduced = _sums(c, elements) / np.maximum(1, elements.trained)
+    opens = ~begun & (np.asarray(c.trained) == 1) & (np.asarray(c.zero) < 2)
+    absent = opens * np.where(alone, c.gradient_bytes * later - waiting, fills * c.gradient_bytes * embedding)
+    first = reduced * np.maximum(0, elements.trained - later) + layered * of_layer - absent
+    # The gradient of what was looked up, its sums by token in the masters' dtype, and a table unless it is the first.
+    looked_up = at.first * c.positions * c.hidden * (c.weight_bytes + c.master_bytes)
+    added = ~alone | begun | _converts(c)
+    table = np.where(added, c.weight_bytes * embedding + waiting, waiting)
+    found: Number = np.maximum(first, reduced * np.maximum(0, elements.trained - embedding) + looked_up + table)
+    return found
+
+
+def _loss(case: Case, begun: NDArray[np.bool_], opened: Number, waiting: Number) -> Number:
     """Return the additional bytes of the loss, the larger of forward and backward.
 
     The forward has some rows of 16-bit scores in fp32 and, with a split vocabulary, all scores until their exponentials
-    are kept; gradients are not allocated then. The backward has the gradient of its inputs, the scaled inputs, and the
-    table's gradient if it is added to an existing one.
+    are kept; the gradients `opened` are not allocated then. The backward has the gradient of its inputs, the scaled
+    inputs, and the table's gradient in the weights' dtype before it is added to an existing one or converted, unless it
+    is `waiting`.
     """
     c = case
     narrow = np.asarray(c.weight_bytes) < np.asarray(c.master_bytes)
     some = np.where(narrow, np.minimum(c.positions, LOSS_ROWS) * c.master_bytes, 0)
     whole = np.where(np.asarray(c.tensor) > 1, c.positions * c.weight_bytes, 0)
-    forward = (whole + some) * c.vocabulary / c.tensor - np.where(begun, 0, opened)
-    added = np.asarray(begun) | (np.asarray(c.gradient_bytes) != np.asarray(c.weight_bytes))
-    backward = c.weight_bytes * (2 * c.positions * c.hidden + added * table_parameters(c))
+    forward = (whole + some) * c.vocabulary / c.tensor - opened
+    by_autograd = (np.asarray(c.tied) > 0) & begun
+    apart = (_converts(c) | by_autograd) & (np.asarray(waiting) == 0)
+    backward = c.weight_bytes * (2 * c.positions * c.hidden + apart * table_parameters(c))
     larger: Number = np.maximum(forward, backward)
     return larger
 
 
-def _workspace(case: Case, at: MemoryPeak) -> Number:
-    """Return the workspace of a layer's backward.
+def _converts(case: Case) -> NDArray[np.bool_]:
+    """Return whether products of weight gradients may be rounded to another dtype than that of their sum."""
+    differs: NDArray[np.bool_] = np.not_equal(case.gradient_bytes, case.weight_bytes)
+    return differs
 
-    It holds the gradient of the layer's output and one weight gradient before its accumulation, and the larger of two
-    sets: the gradients of input and output of the activation function, with the output itself if it is recomputed; or
-    the gradient of the activation function's input and that of the half's inputs, with the inputs themselves if they
-    are gathered again. In a single graph the compiler reuses the memory of the tensors that were read.
+
+def _workspace(case: Case, at: MemoryPeak, begun: NDArray[np.bool_]) -> Number:
+    """Return the workspace of a layer's backward beyond all that the layer keeps or computes again: the largest of the
+    backwards of the last product of the feed-forward half, of its activation function and of its first product.
+
+    Each has the gradient of the layer's output. Products have the gradient of their input, a weight gradient that is
+    new or not added yet, and whatever is gathered or computed again. When a backward has ended, what it read is free,
+    except factors of deferred weight gradients.
     """
     c = case
-    inputs = (1 + np.asarray(c.sequence_parallel)) * c.hidden
+    again, frees = np.asarray(c.function_again), 1 - np.asarray(c.puts_off)
+    gathered, apart = (np.asarray(c.along) > 1) * c.hidden, np.asarray(c.compiled) == 0
+    new = ~begun & (np.asarray(c.zero) < 2)
+    weight = largest_parameter(c, 0, 0) * (_converts(c) * c.weight_bytes + new * c.gradient_bytes)
 
-    def widest(layer: Layer) -> Number:
-        reads, writes = (sum(n) for n in zip(*(h.activation(c) for h in layer.halves.values()), strict=True))
-        width: Number = np.maximum(reads + (1 + c.function_again) * writes, reads + inputs)
-        return width
+    def largest(layer: Layer) -> Number:
+        reads, writes, beside = layer.mlp.activation(c)
+        value = (1 - again) * frees * writes  # free after the first of the three
+        last = gathered + (1 + again) * writes
+        function = reads + writes + np.where(again, writes + gathered, apart * beside - value)
+        first = reads + c.hidden + gathered - value - frees * reads
+        bytes_of_width = c.positions * c.weight_bytes
+        found: Number = np.maximum(bytes_of_width * np.maximum(last, first) + weight, bytes_of_width * function)
+        return found
 
-    widths = c.of_a_layer(widest)
-    gradients = widths * c.positions + c.positions * c.hidden / c.along + largest_parameter(c, 0, 0)
-    apart = (np.asarray(at.layers) > 0) & (np.asarray(c.one_graph) == 0)
-    found: Number = apart * gradients * c.weight_bytes
+    of_output = c.weight_bytes * c.positions * c.hidden / c.along
+    found: Number = (np.asarray(at.layers) > 0) * (of_output + c.of_a_layer(largest))
     return found
 
 
-def _reduction(case: Case, at: MemoryPeak, elements: Number, owned: Number) -> Number:
+def _reduction(case: Case, at: MemoryPeak, elements: Elements, owned: Number) -> Number:
     """Return the bytes of the gradient reduction and the update after the last backward.
 
-    They are the gradients in the dtype of the reduction, if it differs; each rank's sum (from stage 2 on only if
-    replicate groups sum in another dtype) and its copy in the gradients' dtype, if it differs; and, unless the update
-    is compiled, the gradients in the wider dtype of the masters that are updated at once (on a CPU: one bucket).
+    They are what the reduction has of all buckets, and, unless the update is compiled, the gradients in the wider dtype
+    of the masters that are updated at once (on a CPU: one bucket).
     """
-    c, zero = case, np.asarray(case.zero)
-    together = np.asarray(c.replicas) > 1
-    recasts = np.asarray(c.reduction_bytes) != np.asarray(c.gradient_bytes)
-    recast = np.where((zero <= 1) & recasts, elements, 0)
-    by_copies = (zero >= 2) & (np.asarray(c.copies) > 1) & recasts
-    summed = np.where((zero == 1) & together | by_copies, owned, 0)
+    c = case
     at_once = np.minimum(owned, UPDATE_ELEMENTS + slice_elements(c, _bucket(c, at)))
     widens = (np.asarray(c.gradient_bytes) != np.asarray(c.master_bytes)) & (np.asarray(c.compiled) == 0)
     widened = np.where(widens, at_once, 0)
-    copied = np.where(recasts, summed, 0)
     whole = np.where(np.asarray(c.matrices) > 0, MATRIX_COPIES * largest_parameter(c, 0, 0), 0)
-    return c.reduction_bytes * (recast + summed) + c.gradient_bytes * copied + c.master_bytes * (widened + whole)
+    return _sums(c, elements) + c.master_bytes * (widened + whole)
+
+
+def _sums(case: Case, elements: Elements) -> Number:
+    """Return the bytes that the gradient reduction has of all buckets: the gradients in its dtype, if it differs; each
+    rank's sum (from stage 2 on only if replicate groups sum in another dtype) and its copy in the gradients' dtype, if
+    it differs."""
+    c, zero = case, np.asarray(case.zero)
+    owned = slice_elements(c, elements.trained, elements.trained_experts)
+    together = np.asarray(c.replicas) > 1
+    recasts = np.asarray(c.reduction_bytes) != np.asarray(c.gradient_bytes)
+    recast = np.where((zero <= 1) & recasts, elements.trained, 0)
+    by_copies = (zero >= 2) & (np.asarray(c.copies) > 1) & recasts
+    summed = np.where((zero == 1) & together | by_copies, owned, 0)
+    copied = np.where(recasts, summed, 0)
+    return c.reduction_bytes * (recast + summed) + c.gradient_bytes * copied
 
 
 def as_bytes(number: Number) -> int:

@@ -20,7 +20,15 @@ from trivium.cost.in_flight import (
     put_off_counts,
     put_off_counts_of,
 )
-from trivium.cost.stages import every_nth, layers_away, layers_by_stage, recomputed_away, recomputed_layers
+from trivium.cost.stages import (
+    every_nth,
+    last_of_every_nth,
+    layers_away,
+    layers_by_stage,
+    recomputed_away,
+    recomputed_last,
+    recomputed_layers,
+)
 from trivium.cost.step_time import SCHEDULES
 from trivium.plan.layers.part import Number
 from trivium.plan.offload import LAYERS_HERE, Offload
@@ -36,7 +44,8 @@ ON_HOST = slice(2, 4)  # sums of `Layers.weights` that count what the host keeps
 class MemoryPeak(NamedTuple):
     """One rank at a memory peak; numbers, or arrays with one entry per plan.
 
-    layers: layers of the rank; recomputed_layers: those that the backward recomputes. first, last: 1 if the rank holds
+    layers: layers of the rank. begins_again: 1 if the backward of one of its stages begins with a layer that it
+    recomputes. first, last: 1 if the rank holds
     that end of the model. kept, recomputed: layers times micro-batches in flight, for layers that keep their
     activations and for recomputed layers. embedded, headed: micro-batches in flight through the two ends. put_off,
     put_off_again: as kept and recomputed, for micro-batches with deferred weight gradients. begun: 0 if the step has
@@ -46,7 +55,7 @@ class MemoryPeak(NamedTuple):
     """
 
     layers: Number
-    recomputed_layers: Number
+    begins_again: Number
     first: Number
     last: Number
     kept: Number
@@ -64,13 +73,14 @@ class MemoryPeak(NamedTuple):
 
 
 class Layers(NamedTuple):
-    """Layers by stage: all, those that the backward recomputes, those whose activations are on the host, and those to
-    which both applies."""
+    """Layers by stage: all, those that the backward recomputes, those whose activations are on the host, those to which
+    both applies, and the last layer if the backward recomputes it."""
 
     every: NDArray[np.int64]
     again: NDArray[np.int64]
     away: NDArray[np.int64]
     both: NDArray[np.int64]
+    final: NDArray[np.int64]
 
     def of(self, stages: Any) -> "Layers":
         """Return those of some stages."""
@@ -102,7 +112,8 @@ def peaks_of_rank(plan: Plan, pipeline: int) -> list[MemoryPeak]:
         waiting = put_off_counts(*step)[pipeline]
         sets = [peak_counts(*step, until)[pipeline] for until in ENDS]
     counts = np.array([len(each) for each in layers])
-    own = Layers(counts, recomputed_layers(plan), layers_away(plan), recomputed_away(plan)).of(np.array([stages]))
+    again = recomputed_layers(plan), layers_away(plan), recomputed_away(plan), recomputed_last(plan)
+    own = Layers(counts, *again).of(np.array([stages]))
     begun = bool(puts_off(plan)) or micro_batches * len(stages) > 1
     sums = [_sums(sets, own.of(0).weights())]
     found = _peaks([stages], plan.stages, own, sums, [waiting], begun)
@@ -125,7 +136,8 @@ def peaks_of_schedule(
     waiting = put_off_counts(schedule, *step)
     begun = schedule in SPLIT_SCHEDULES or micro_batches * chunks > 1
     away = np.array([offload.layers(n) for n in counts.tolist()])
-    of_ranks = Layers(counts, every_nth(counts, every), away, every_nth(counts, every, away)).of(np.array(own))
+    again, both, final = every_nth(counts, every), every_nth(counts, every, away), last_of_every_nth(counts, every)
+    of_ranks = Layers(counts, again, away, both, final).of(np.array(own))
     weights = [of_ranks.of(rank).weights() for rank in range(pipeline)]
     if schedule == "interleaved":
         sums = [interleaved_sums(*step, rank, weighed) for rank, weighed in enumerate(weights)]
@@ -205,7 +217,7 @@ def _peaks(
     whole = np.minimum(returned, (layers.away - layers.both).sum(1))
     moment = MemoryPeak(
         layers=layers.every.sum(1)[rank],
-        recomputed_layers=layers.again.sum(1)[rank],
+        begins_again=layers.final.max(1)[rank],
         first=first,
         last=last,
         kept=held[:, 0],

@@ -31,6 +31,12 @@ def recomputed_away(plan: Plan) -> NDArray[np.int64]:
     return every_nth(counts, plan.recompute.every, layers_away(plan)) * int(plan.recompute.mode != "none")
 
 
+def recomputed_last(plan: Plan) -> NDArray[np.int64]:
+    """Return 1 for each stage whose last layer is recomputed, else 0."""
+    counts = np.array([len(layers) for layers in layers_by_stage(plan)])
+    return last_of_every_nth(counts, plan.recompute.every) * int(plan.recompute.mode != "none")
+
+
 def layers_away(plan: Plan) -> NDArray[np.int64]:
     """Return how many layers of each stage have their activations on the host."""
     return np.array([plan.offload.layers(len(layers)) for layers in layers_by_stage(plan)])
@@ -41,6 +47,12 @@ def every_nth(layers: NDArray[np.int64], every: int, first: NDArray[np.int64] | 
     order. first: how many of each stage count, the first ones; by default all."""
     begin = np.cumsum(layers) - layers
     found: NDArray[np.int64] = -(-(begin + (layers if first is None else first)) // every) + (-begin // every)
+    return found
+
+
+def last_of_every_nth(layers: NDArray[np.int64], every: int) -> NDArray[np.int64]:
+    """Return 1 for each stage whose last layer has a number that `every` divides, else 0."""
+    found: NDArray[np.int64] = every_nth(layers, every) - every_nth(layers, every, np.maximum(layers - 1, 0))
     return found
 
 

@@ -147,8 +147,8 @@ def held_by_rank(plan: Plan, pipeline: int) -> HeldByRank:
     held = memory_of_rank(plan, Coordinate(pipeline, 0, 0))
     kept = {stage: _stage_bytes(plan, stage) for stage in plan.stages_of(pipeline)}
     transient = held.working - held.activations
-    # If gradients existed before, the activation peak is larger than this.
-    more = max(0, replace(held, reduction=0).last - transient) if held.opened < held.gradients else 0
+    # If gradients existed before, the activation peak is larger than the end of the last backward.
+    more = replace(held, reduction=0).last - transient if held.opened < held.gradients else 0
     always = held.weights + held.optimizer + transient
     return HeldByRank(float(always), float(held.opened), float(held.gradients + more), kept)
 

@@ -27,12 +27,13 @@ def memory_bytes(candidates: Candidates) -> Figures:
 
 def _held_and_least(candidates: Candidates) -> tuple[Figures, Figures]:
     """Return the bytes of the worst rank of every plan, and a lower bound for any number of recomputed layers: the same
-    without the memory that one recomputed layer allocates again."""
+    without the memory that one recomputed layer allocates again, and without deferred factors, which are fewer where
+    fewer layers are recomputed."""
     if not len(candidates):
         return np.zeros(0), np.zeros(0)
     found, number = memory_of_cases(candidates.case, candidates.grid["schedule"]), len(candidates)
     total = np.broadcast_to(np.asarray(found.total, float), number)
-    return total, total - np.broadcast_to(np.asarray(found.recomputed, float), number)
+    return total, total - np.broadcast_to(np.asarray(found.recomputed + found.put_off, float), number)
 
 
 def as_lean_as_needed(candidates: Candidates, memory_limit: float, space: SearchSpace) -> tuple[Candidates, Figures]:

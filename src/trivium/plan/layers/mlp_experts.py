@@ -106,8 +106,9 @@ class MlpExperts(Part):
         """Columns of all experts that a position visits, on one tensor rank."""
         return (self.visits(at) * self.columns + self.experts.shared) / at.tensor
 
-    def activation(self, at: Place) -> tuple[Number, Number]:
-        return 2 * self.active_columns(at), self.active_columns(at)
+    def activation(self, at: Place) -> tuple[Number, Number, Number]:
+        inner = self.active_columns(at)
+        return 2 * inner, inner, inner
 
     def moved(self, at: Place) -> Moved:
         """Scores in fp32; the activation function; rows that are copied to where their expert reads them, and summed.

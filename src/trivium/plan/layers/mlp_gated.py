@@ -46,8 +46,9 @@ class MlpGated(Part):
         columns = self.columns / at.tensor
         return [Product(2 * columns, self.hidden, enters=True), Product(self.hidden, columns, enters=False)]
 
-    def activation(self, at: Place) -> tuple[Number, Number]:
-        return 2 * self.columns / at.tensor, self.columns / at.tensor
+    def activation(self, at: Place) -> tuple[Number, Number, Number]:
+        inner = self.columns / at.tensor
+        return 2 * inner, inner, inner
 
     def moved(self, at: Place) -> Moved:
         inner = at.positions * self.columns / at.tensor

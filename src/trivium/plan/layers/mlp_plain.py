@@ -33,8 +33,8 @@ class MlpPlain(Part):
         columns = self.columns / at.tensor
         return [Product(columns, self.hidden, enters=True), Product(self.hidden, columns, enters=False)]
 
-    def activation(self, at: Place) -> tuple[Number, Number]:
-        return self.columns / at.tensor, self.columns / at.tensor
+    def activation(self, at: Place) -> tuple[Number, Number, Number]:
+        return self.columns / at.tensor, self.columns / at.tensor, 0.0
 
     def moved(self, at: Place) -> Moved:
         inner = at.positions * self.columns / at.tensor

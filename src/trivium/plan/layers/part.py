@@ -362,9 +362,10 @@ class Part:
         """Return what its element-wise kernels move."""
         return Moved(0.0, 0.0)
 
-    def activation(self, at: Place) -> tuple[Number, Number]:
-        """Return how many numbers its activation function reads and writes on a rank."""
-        return 0.0, 0.0
+    def activation(self, at: Place) -> tuple[Number, Number, Number]:
+        """Return how many numbers its activation function reads and writes for each position on a rank, and how many
+        its backward has beside their gradients."""
+        return 0.0, 0.0, 0.0
 
     def scores(self, at: Place) -> Scores | None:
         """Return its attention, if it has one."""
