@@ -80,6 +80,12 @@ def assert_least(legal, limit):
         assert choice == wanted and held == every[wanted][row]
 
 
+def test_where_every_plan_has_to_recompute_layers_more_memory_never_means_more_of_them():
+    space = SPACE.model_copy(update={"recompute": ("layer",)})
+    grid = tall_search(8000, space).ranking.priced.candidates.grid
+    assert set(grid["recompute_every"].tolist()) == {max(SPACE.recompute_every)}
+
+
 def test_only_what_is_computed_again_changes(tight):
     legal, found = tight.enumerated.candidates.grid, tight.ranking.priced.candidates.grid
     for name in legal.columns.keys() - {"recompute_every", "function_again"}:

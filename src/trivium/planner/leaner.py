@@ -62,9 +62,10 @@ def _with_fewer_layers(
 
     Recomputing fewer layers can fit even if recomputing all of them does not: deferred weight gradients keep as much of
     a kept layer as of a recomputed one, and a rank without recomputed layers allocates none of them again. Plans that
-    fit without recomputation are not changed.
+    fit without recomputation are not changed if the space has them without it.
     """
-    rows = rows[memory_bytes(candidates.take(rows).changed(recompute=NONE)) > memory_limit]
+    if "none" in space.recompute:
+        rows = rows[memory_bytes(candidates.take(rows).changed(recompute=NONE)) > memory_limit]
     functions = (0, 1) if space.activation_function else (0,)
     often = sorted({1, *space.recompute_every}, reverse=True)
     every, function_again = (np.array(column) for column in zip(*product(often, functions), strict=True))
