@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from trivium.cli import plan_search
-from trivium.cli.run_config import Given, resolve
+from trivium.cli.run_config import Given, based_on, resolve
 from trivium.plan.sizes import MAX_PLAN_RANKS, MAX_SEQUENCES
 from trivium.planner.search_text import choice_tree
 
@@ -104,6 +104,8 @@ def test_the_winner_is_written_as_a_preset_of_what_it_changes(call, tmp_path):
     out.rename(moved)
     shutil.rmtree(mine.parent)
     assert resolve(Given(str(moved))).plan == after.plan
+    assert based_on(f"{moved.parent}/mine/../mine/mine.yaml", after, moved.parent)[0] == "mine/mine.yaml"
+    assert based_on(f"{moved.parent}/../elsewhere/mine/mine.yaml", after, tmp_path / "other")[0].startswith("/")
 
 
 def test_no_file_that_a_search_reads_is_written_over(call, tmp_path, monkeypatch):

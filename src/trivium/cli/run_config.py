@@ -1,6 +1,7 @@
 """The config of a whole run: the sections of every station, and where each value came from."""
 
 import difflib
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
@@ -165,7 +166,7 @@ def based_on(preset: str, config: RunConfig, folder: Path) -> tuple[str, Tree]:
     differing = changes(to_tree(resolve(Given(base))), to_tree(config))
     if base in preset_names():
         return base, differing
-    place, folder = Path(base).absolute(), folder.absolute()
+    place, folder = (Path(os.path.abspath(path)) for path in (base, folder))  # noqa: PTH100 `..` is taken out, links are kept
     is_near = place.is_file() and place.is_relative_to(folder)
     return str(place.relative_to(folder) if is_near else place), differing
 

@@ -26,23 +26,26 @@ def test_arrow_files_and_their_settings_beside_other_texts_are_counted_as_not_re
 
 
 @pytest.mark.parametrize("read", [list_files, lambda path: list(read_conversations(path))], ids=["corpus", "tune"])
-@pytest.mark.parametrize("given", [".", "train", "train/data-00000-of-00002.arrow", "alone.arrow"])
+@pytest.mark.parametrize("given", [".", "train", "train/data-00000-of-00002.arrow", "alone.arrow", "alone"])
 def test_arrow_files_alone_are_rejected_with_the_command_that_writes_parquet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, read: Callable[[Path], object]
 ) -> None:
     datasets = pytest.importorskip("datasets", reason="datasets (extra eval) is not installed")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     mine, saved = tmp_path / "my set", datasets.Dataset.from_dict({"text": TEXTS})
-    if given == "alone.arrow":
-        saved.save_to_disk(tmp_path / "saved")
-        mine.mkdir()
-        (tmp_path / "saved" / "data-00000-of-00001.arrow").rename(mine / given)
+    if given.startswith("alone"):
+        saved.save_to_disk(tmp_path / "saved", num_shards=1 if given == "alone.arrow" else 2)
+        (mine / "alone").mkdir(parents=True)
+        for number, file in enumerate(sorted((tmp_path / "saved").glob("*.arrow"))):
+            file.rename(mine / (given if given == "alone.arrow" else f"alone/{number}.arrow"))
     else:
-        datasets.DatasetDict({"train": saved}).save_to_disk(mine, num_shards={"train": 2})
-    with pytest.raises(DataError, match=r"\.arrow is an Arrow file, which is not read; write its data set") as raised:
+        datasets.DatasetDict({"test": saved.take(1), "train": saved}).save_to_disk(mine, num_shards={"train": 2})
+    with pytest.raises(DataError, match=r"\.arrow is an Arrow file.*, which is not read; write its data set") as raised:
         read(mine / given)
     python, option, code, source, target = shlex.split(str(raised.value).split("`")[1])
     assert (python, option) == ("python", "-c")
     monkeypatch.setattr(sys, "argv", [option, source, target])
     exec(code, {})
-    assert [document.text for document in read_any(Path(target), source="s")] == TEXTS
+    files = input_files(Path(target))
+    assert [file.name for file in files] == (["test.parquet", "train.parquet"] if given == "." else [files[-1].name])
+    assert [document.text for document in read_any(files[-1], source="s")] == TEXTS
