@@ -20,7 +20,7 @@ from trivium.comms.mesh import Mesh
 from trivium.errors import CheckpointError, DataError
 from trivium.objectives.config import ObjectiveConfig
 from trivium.parallel.sharding.zero import AdamRule
-from trivium.parallel.tensor.divergence import Top
+from trivium.parallel.tensor.divergence import ROWS, Teacher, Top, distillation
 from trivium.plan.plan import Plan
 from trivium.training.batches import TEACHER_IDS, TEACHER_LOGS, Read
 from trivium.training.config import TrainingConfig
@@ -158,3 +158,20 @@ def test_a_teacher_reads_the_tokens_once_and_a_training_logs_both_losses(tmp_pat
     write_teacher(tokens, again, plan, Mesh.single(), ObjectiveConfig(**asked).made())
     with pytest.raises(CheckpointError, match=r"teacher\.json was computed by the weights"):
         start(TrainingJob(plan, config.model_copy(update={"steps": 4}), SEED, tokens, tmp_path / "run"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_losses_keep_the_gradient_of_the_logits_in_their_place_and_nothing_else_of_their_size(
+    dtype: torch.dtype,
+) -> None:
+    T, V, kept = 2 * ROWS + 5, 37, []
+    logits = (torch.randn(T, V) @ torch.eye(V, requires_grad=True)).to(dtype).view(T, 1, V)
+    logs, ids = torch.randn(T, 1, V).log_softmax(-1).topk(5, -1)
+
+    def note(x: torch.Tensor) -> torch.Tensor:
+        kept.append(x)
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
+        distillation(logits, torch.zeros(T, 1).long(), Teacher(ids.int(), logs, 2.0, 0.3), Mesh.single().tensor, V)
+    assert [(x.data_ptr(), x.dtype, x.numel()) for x in kept] == [(logits.data_ptr(), dtype, T * V)]

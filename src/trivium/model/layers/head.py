@@ -13,7 +13,7 @@ from trivium.model.layers.embedding import Table
 from trivium.model.layers.kinds import kind_of
 from trivium.objectives.distillation.objective import CROSS_ENTROPY, DIVERGENCE
 from trivium.objectives.objective import LOSS, Terms, terms_of
-from trivium.parallel.tensor.divergence import Teacher, Top, divergence, top_log_probabilities
+from trivium.parallel.tensor.divergence import Teacher, Top, distillation, top_log_probabilities
 from trivium.parallel.tensor.regions import Region, split_cross_entropy
 from trivium.parallel.tensor.vocabulary import LossInPlace, loss_and_gradient, vocabulary_loss
 from trivium.plan.model_shape import ModelShape
@@ -75,7 +75,7 @@ class Head(nn.Module):
         if inputs.asked == "each":
             return {LOSS: self._losses(x, table, inputs.targets, ())}
         if inputs.teacher is not None:
-            return self._of_student(self.local_logits(x, table), inputs.targets, inputs.weights, inputs.teacher)
+            return self._of_student(x, table, inputs, inputs.teacher)
         terms = self._terms if self.training else ()
         targets, weights = inputs.targets, inputs.weights
         if inputs.counted is not None and self.region.group.size == 1:
@@ -85,15 +85,18 @@ class Head(nn.Module):
         each = {LOSS: cross_entropy, **{term.name: x.detach() for term, x in zip(terms, others, strict=True)}}
         return {name: _weighted(x, weights) for name, x in each.items()}
 
-    def _of_student(
-        self, logits: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor, teacher: Teacher
-    ) -> Losses:
-        """Return the losses of distillation from logits [S, B, V]."""
-        group, vocabulary = self.region.group, self.model.vocabulary
-        cross_entropy = split_cross_entropy(logits, targets, group, vocabulary)
-        apart = divergence(logits, teacher, group, vocabulary)
-        mixed = (1 - teacher.share) * cross_entropy + teacher.share * apart
-        each = {LOSS: mixed, CROSS_ENTROPY: cross_entropy.detach(), DIVERGENCE: apart.detach()}
+    def _of_student(self, x: torch.Tensor, table: nn.Parameter, inputs: Inputs, teacher: Teacher) -> Losses:
+        """Return the losses of distillation."""
+        group, targets, weights = self.region.group, inputs.targets, inputs.weights
+        assert targets is not None and weights is not None, "losses need targets and their weights"
+        if inputs.counted is not None and group.size == 1:
+            x, targets, weights, ids, logs = (
+                _at(inputs.counted, each) for each in (x, targets, weights, teacher.ids, teacher.logs)
+            )
+            teacher = teacher._replace(ids=ids, logs=logs)
+        found = distillation(self.local_logits(x, table), targets, teacher, group, self.model.vocabulary)
+        mixed, *parts = found.unbind()
+        each = {LOSS: mixed, **dict(zip((CROSS_ENTROPY, DIVERGENCE), map(torch.detach, parts), strict=True))}
         return {name: _weighted(x, weights) for name, x in each.items()}
 
     def _losses(self, x: torch.Tensor, table: nn.Parameter, targets: torch.Tensor, terms: Terms) -> torch.Tensor:

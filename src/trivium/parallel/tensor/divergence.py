@@ -1,4 +1,4 @@
-"""The divergence from a teacher, of logits whose vocabulary is split over a group.
+"""The losses of distillation from a teacher, of logits whose vocabulary is split over a group.
 
 Legend: S positions, B sequences, T tokens, V vocabulary rows here, K tokens that the teacher stores.
 """
@@ -12,6 +12,8 @@ from trivium.comms.group import Group
 from trivium.kernels.dtypes import NARROW
 
 Tensor = torch.Tensor
+
+ROWS = 32  # of the losses at a time: their half dozen copies in fp32 are no more than cross-entropy's of 256
 
 
 class Top(NamedTuple):
@@ -46,48 +48,81 @@ def top_log_probabilities(logits: Tensor, top: Top, group: Group, vocabulary: in
     return ids.gather(-1, order).view(shape), (found - total.unsqueeze(-1)).view(shape)
 
 
-def divergence(logits: Tensor, teacher: Teacher, group: Group, vocabulary: int) -> Tensor:
-    """Return temperature² KL(teacher || student) of each target, [S, B], the same on every rank.
+def distillation(logits: Tensor, targets: Tensor, teacher: Teacher, group: Group, vocabulary: int) -> Tensor:
+    """Return for each target the loss, the cross-entropy in nats, and temperature² KL(teacher || student), [3, S, B],
+    the same on every rank. The loss is the mean of the others by `teacher.share`; only it has a gradient.
 
-    The classes are the stored tokens, and one for all others if there are any. logits: [S, B, V].
+    The classes of the divergence are the stored tokens, and one for all others if there are any. logits: [S, B, V];
+    their gradient takes their place. targets: [S, B].
     """
-    found: Tensor = _Divergence.apply(logits, teacher, group, vocabulary)
+    found: Tensor = _Distillation.apply(logits, targets, teacher, group, vocabulary)
     return found
 
 
-class _Divergence(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, teacher: Teacher, group: Group, vocabulary: int) -> Tensor:
-        scores = _scores(logits, teacher.temperature, group, vocabulary)
-        V, K = scores.shape[-1], teacher.ids.shape[-1]
-        logs = teacher.logs.reshape(-1, K).to(scores.dtype)
-        ids = teacher.ids.reshape(-1, K) - group.index * V
-        here = (ids >= 0) & (ids < V)
-        index = ids.masked_fill(~here, 0)
-        total = _log_total(scores, group)
-        own = all_reduce_(scores.gather(-1, index).masked_fill(~here, 0), group)
-        student = own - total.unsqueeze(-1)
-        stored = logs.exp()
-        losses = torch.where(stored > 0, stored * (logs - student), 0).sum(-1)
+class _Distillation(torch.autograd.Function):
+    """Kept is the gradient of the logits in their dtype; fp32 is there for some rows at a time."""
 
-        probabilities = (scores - total.unsqueeze(-1)).exp()
-        # Of several ids that are set to the same place, those of other ranks set nothing.
-        others = probabilities.masked_fill(_marked(index, here, V), 0)
-        if vocabulary > K:
-            rest = (-torch.expm1(logs.logsumexp(-1))).clamp(min=0)
-            tiny = torch.finfo(scores.dtype).tiny
-            student_rest = all_reduce_(others.sum(-1), group).clamp(min=tiny)
-            losses += torch.where(rest > 0, rest * (rest.clamp(min=tiny).log() - student_rest.log()), 0)
-            others *= (1 - rest / student_rest).unsqueeze(-1)
-        gradient = others.scatter_add_(-1, index, (student.exp() - stored) * here)
-        ctx.save_for_backward((gradient * teacher.temperature).to(logits.dtype))
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, teacher: Teacher, group: Group, vocabulary: int) -> Tensor:
+        scores, K = logits.detach().flatten(0, -2), teacher.ids.shape[-1]
+        beside = targets.flatten(), teacher.ids.reshape(-1, K), teacher.logs.reshape(-1, K)
+        rows = zip(*(x.split(ROWS) for x in (scores, *beside)), strict=True)
+        losses = [
+            _losses_of(part, at, teacher._replace(ids=ids, logs=logs), group, vocabulary)
+            for part, at, ids, logs in rows
+        ]
+        ctx.save_for_backward(scores)
         ctx.shape = logits.shape
-        return (losses * teacher.temperature**2).view(logits.shape[:-1])
+        return torch.cat(losses, -1).view(3, *targets.shape)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        (gradient,) = ctx.saved_tensors
-        return (gradient * grads[0].reshape(-1, 1)).to(gradient.dtype).view(ctx.shape), None, None, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
+        (gradient,) = ctx.saved_tensors  # changed in place: a step runs its backward once
+        factor = grads[0][0].reshape(-1, 1)
+        for part, scale in zip(gradient.split(ROWS), factor.split(ROWS), strict=True):
+            part.copy_(part * scale)
+        return gradient.view(ctx.shape), None, None, None, None
+
+
+def _losses_of(logits: Tensor, targets: Tensor, teacher: Teacher, group: Group, vocabulary: int) -> Tensor:
+    """Return what `distillation` does, [3, T], for logits [T, V], and leave the gradient of the loss in their place."""
+    temperature, share = teacher.temperature, teacher.share
+    scores = _scores(logits, 1.0, group, vocabulary)
+    V, K = scores.shape[-1], teacher.ids.shape[-1]
+    total = _log_total(scores, group)
+    index, here = _here(targets.unsqueeze(-1), V, group)
+    own = all_reduce_(scores.gather(-1, index).masked_fill(~here, 0), group)
+    cross_entropy = total - own.squeeze(-1)
+    gradient = (scores - total.unsqueeze(-1)).exp().scatter_add_(-1, index, -here.to(scores.dtype))
+
+    scores = scores / temperature
+    total = _log_total(scores, group)
+    logs = teacher.logs.to(scores.dtype)
+    index, here = _here(teacher.ids, V, group)
+    own = all_reduce_(scores.gather(-1, index).masked_fill(~here, 0), group)
+    student = own - total.unsqueeze(-1)
+    stored = logs.exp()
+    apart = torch.where(stored > 0, stored * (logs - student), 0).sum(-1)
+    # Of several ids that are set to the same place, those of other ranks set nothing.
+    others = (scores - total.unsqueeze(-1)).exp().masked_fill_(_marked(index, here, V), 0)
+    if vocabulary > K:
+        rest = (-torch.expm1(logs.logsumexp(-1))).clamp(min=0)
+        tiny = torch.finfo(scores.dtype).tiny
+        student_rest = all_reduce_(others.sum(-1), group).clamp(min=tiny)
+        apart += torch.where(rest > 0, rest * (rest.clamp(min=tiny).log() - student_rest.log()), 0)
+        others *= (1 - rest / student_rest).unsqueeze(-1)
+    others.scatter_add_(-1, index, (student.exp() - stored) * here)
+
+    apart *= temperature**2
+    logits.copy_(gradient.mul_(1 - share).add_(others, alpha=share * temperature))
+    return torch.stack([(1 - share) * cross_entropy + share * apart, cross_entropy, apart])
+
+
+def _here(ids: Tensor, columns: int, group: Group) -> tuple[Tensor, Tensor]:
+    """Return the columns of ids on this rank, and which ids are on it; the others have column 0."""
+    index = ids.long() - group.index * columns
+    here = (index >= 0) & (index < columns)
+    return index.masked_fill(~here, 0), here
 
 
 def _scores(logits: Tensor, temperature: float, group: Group, vocabulary: int) -> Tensor:
