@@ -92,7 +92,12 @@ def test_every_format_of_pairs_gives_prompt_and_answers(row: dict) -> None:
 
 def test_the_history_of_a_pair_precedes_its_prompt() -> None:
     row = {"history": [["Hi", "Yo"]], "prompt": "More?", "chosen": "No.", "rejected": "Yes.", "system": "Be kind."}
-    assert pair_of(row) == (LONG[:-1], LONG[-1:], (Turn("assistant", "Yes."),))
+    expected = (LONG[:-1], LONG[-1:], (Turn("assistant", "Yes."),))
+    assert pair_of(row) == expected
+    repeated = {name: said((LONG[3], Turn("assistant", row[name]))) for name in ("chosen", "rejected")}
+    assert pair_of({**row, "prompt": said(LONG[3:4]), **repeated}) == expected
+    del row["system"]
+    assert pair_of({**row, "prompt": said((LONG[0], LONG[3]))}) == expected
 
 
 def test_the_common_beginning_of_a_pair_ends_where_an_answer_begins() -> None:

@@ -8,7 +8,7 @@
 | prompt and completion | `prompt`, `completion`: texts or lists of messages |
 | preference pair | `prompt` (without it, their common beginning), `chosen`, `rejected`: texts or lists of messages |
 
-The last three may have `history`: a list of earlier [instruction, output].
+The last three, with a prompt, may have `history`: a list of earlier [instruction, output].
 An answer whose message has `weight` 0 (OpenAI), `train` false (axolotl) or `loss` false (ms-swift) is read, but does
 not count as a target.
 """
@@ -181,10 +181,11 @@ def conversation_of(row: Mapping[str, Any]) -> tuple[Turn, ...]:
         instruction = _text(row["instruction"], "instruction")
         question = f"{instruction}\n\n{extra}" if extra.strip() else instruction
         answer = Turn(ASSISTANT, _text(row["output"], "output"))
-        turns = _with_system(row, (*_history(row), Turn(USER, question), answer))
+        turns = _with_system(row, _with_history(row, (Turn(USER, question), answer)))
     elif "prompt" in row and "completion" in row:
         asked = _either(row["prompt"], "prompt", USER)
-        turns = _with_system(row, (*_history(row), *asked, *_either(row["completion"], "completion", ASSISTANT)))
+        answered = _either(row["completion"], "completion", ASSISTANT)
+        turns = _with_system(row, _with_history(row, (*asked, *answered)))
     elif "chosen" in row and "rejected" in row:
         raise ValueError("it is a preference pair, and a conversation is expected; choose a method for preferences")
     else:
@@ -246,10 +247,11 @@ def agreement(one: Sequence[object], other: Sequence[object]) -> int:
 def _prompt_and_answers(row: Mapping[str, Any]) -> tuple[tuple[Turn, ...], list[tuple[Turn, ...]]]:
     texts = [row["chosen"], row["rejected"]]
     if "prompt" in row:
-        prompt = (*_history(row), *_either(row["prompt"], "prompt", USER))
+        prompt = _either(row["prompt"], "prompt", USER)
         answers = [_either(row[name], name, ASSISTANT) for name in ("chosen", "rejected")]
         # Some data sets repeat the prompt in both.
-        return prompt, [one[len(prompt) :] if one[: len(prompt)] == prompt else one for one in answers]
+        answers = [one[len(prompt) :] if one[: len(prompt)] == prompt else one for one in answers]
+        return _with_history(row, prompt), answers
     if all(isinstance(text, str) for text in texts) and not all(_HH_TURN.match(text) for text in texts):
         asked = [(name, row[name]) for name in _QUESTIONS if row.get(name)]
         unread = next((n for n, said in asked if not all(text.startswith(str(said)) for text in texts)), None)
@@ -288,8 +290,13 @@ def _with_system(row: Mapping[str, Any], turns: tuple[Turn, ...]) -> tuple[Turn,
     return (Turn(SYSTEM, _text(said, "system")), *turns) if said else turns
 
 
+def _with_history(row: Mapping[str, Any], turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
+    """Return the turns with the row's earlier instructions and outputs before them, after a system text."""
+    at = int(bool(turns) and turns[0].role == SYSTEM)
+    return (*turns[:at], *_history(row), *turns[at:])
+
+
 def _history(row: Mapping[str, Any]) -> Iterator[Turn]:
-    """Yield the turns of the earlier instructions and outputs of a row."""
     history = row.get("history", [])
     if not isinstance(history, list):
         raise ValueError(f"history has to be a list of [instruction, output]; found {_kind(history)}")
