@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from evaluation.models import TEXTS, plan_of, write_checkpoint
 from trivium.checkpoint.load import Checkpoint
 from trivium.cli.main import command_line
+from trivium.cli.options import DEFAULT_OUT
 from trivium.errors import CheckpointError, ConfigError, DataError
 from trivium.interchange.export import export_hf
 
@@ -89,6 +90,19 @@ def test_adapters_come_in_and_go_out_and_into_the_weights(
     assert said(capsys, tmp_path / "bare") == said(capsys, root / "base-hf")
     with pytest.raises(CheckpointError, match="was trained on a base whose weights have sha256"):
         trivium("generate", root / "other-hf", "--adapter", tmp_path / "out", "--prompt", "Item")
+
+
+def test_an_imported_checkpoint_is_merged_beside_itself_and_not_in_another_run(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "another"):
+        trivium("checkpoint", "import", root / "peft", "--to", name)
+        trivium("checkpoint", "merge", name)
+        assert Checkpoint.open(Path(name, "merged", "step-00000000"))
+    assert not DEFAULT_OUT.exists()
+    capsys.readouterr()
+    assert said(capsys, "one/merged") == said(capsys, root / "peft")
 
 
 def test_the_commands_that_a_refused_export_proposes_work_as_they_stand(

@@ -196,16 +196,22 @@ def merge(
     out: Out = DEFAULT_OUT,
     to: Annotated[
         Path | None,
-        typer.Option("--to", parser=local_path, metavar="DIR", help="Where it goes; default: merged in its run."),
+        typer.Option(
+            "--to",
+            parser=local_path,
+            metavar="DIR",
+            help="Where it goes; default: merged in its run, or beside it if it is in no run.",
+        ),
     ] = None,
 ) -> None:
     """Write a checkpoint without adapters that computes the same, to evaluate, export or train from."""
     from trivium.interchange.merge import merge as put_in
     from trivium.interchange.target import carry_tokenizer, run_of
 
-    source = _opened(_one(which, out))
-    path = put_in(source, to or (run_of(source.directory) or out) / "merged")
-    carry_tokenizer(source.directory, path.parent)
+    place = _one(which, out)
+    of_out = which is None or _step(which) is not None or not isinstance(place, Path)
+    path = put_in(_opened(place), to or (run_of(place) or (out if of_out else place.parent)) / "merged")
+    carry_tokenizer(place, path.parent)
     say(f"  {path}; export it with {shlex.join(['trivium', 'checkpoint', 'export', 'DIR', str(path)])}")
 
 
