@@ -142,6 +142,17 @@ def test_single_system_or_segment_lacks_what_it_cannot_have():
     ("judges", "without", "message"),
     [
         ([Ratings("judge", {("S0", "other"): (1.0,)})], [], "give them the same names"),
+        (
+            [ratings("judge", [[1, 2]]), Ratings("another", {("S0", "other"): (1.0,)})],
+            [],
+            "of another: people scored system 'S0', segment '0', and another system 'S0', segment 'other'; give",
+        ),
+        (
+            [Ratings(name, {("S0", name): (1.0,)}) for name in ("0", "1")],
+            [],
+            "each judge has scores of some of its items; have the judges score the same items",
+        ),
+        ([ratings("judge", [[1, 2]])], ["S0"], "name fewer judges or systems to leave out"),
         ([ratings("judge", [[1, 2]]), ratings("judge", [[1, 2]])], [], "two judges are named judge"),
         ([ratings("judge", [[1, 2]])], ["S7"], "has no such system; it has S0"),
         ([ratings("judge", [[math.nan, math.nan]])], [], "could be parsed"),

@@ -89,10 +89,16 @@ def _check(human: Ratings, judges: Sequence[Ratings], keys: Sequence[Key], witho
     if unknown:
         raise DataError(f"--without {unknown[0]}: {human.name} has no such system; it has {', '.join(sorted(systems))}")
     if not keys:
-        some, other = next(iter(human.scores)), next(iter(judges[0].scores))
+        apart = next((judge for judge in judges if human.scores.keys().isdisjoint(judge.scores)), None)
+        if apart is None:
+            raise DataError(
+                f"no item that counts has scores of {human.name} and of all judges, though each judge has scores of "
+                f"some of its items; have the judges score the same items, or name fewer judges or systems to leave out"
+            )
+        some, other = next(iter(human.scores)), next(iter(apart.scores))
         raise DataError(
-            f"no item has scores of {human.name} and of all judges: people scored system {some[0]!r}, segment "
-            f"{some[1]!r}, and {judges[0].name} system {other[0]!r}, segment {other[1]!r}; give them the same names"
+            f"no item has scores of {human.name} and of {apart.name}: people scored system {some[0]!r}, segment "
+            f"{some[1]!r}, and {apart.name} system {other[0]!r}, segment {other[1]!r}; give them the same names"
         )
     names = [judge.name for judge in judges]
     twice = next((name for name in names if names.count(name) > 1), None)
