@@ -147,6 +147,16 @@ def test_diff_of_runs_without_a_corpus_of_their_own_names_the_checkpoints(call, 
     assert "run `trivium corpus run` first" in call("diff", str(run), str(other))[1]
 
 
+def test_diff_of_a_run_and_a_folder_of_checkpoints_names_the_newest_checkpoint_of_the_run(call, run: Path) -> None:
+    shutil.copytree(run / "training" / "checkpoints", run / "merged")
+    (run / "tokens").mkdir()
+    for words in ((run, run / "merged"), (run / "merged", run)):
+        code, told = call("diff", *map(str, words))
+        assert code == 4 and "run `trivium corpus run` first" not in told
+        command = shlex.split(told[told.index("`") : told.rindex("`")].strip("`"))
+        assert call(*command[1:])[0] == 0
+
+
 def test_the_figures_of_many_steps_are_told_by_their_number(call, run: Path) -> None:
     plan = small()
     trainer = Trainer(plan, Mesh.single(), seed=7, rule=RULE)

@@ -8,13 +8,12 @@ import typer
 
 from trivium.cli import checkpoint
 from trivium.cli.checkpoint import Json
-from trivium.cli.model_argument import is_asked
+from trivium.cli.model_argument import checkpoint_of, is_asked
 from trivium.cli.options import DEFAULT_OUT, Out
 from trivium.cli.paths import local_path
 from trivium.cli.run_config import Given, resolve
 from trivium.cli.settings import App
 from trivium.cli.show import say
-from trivium.cli.workspace import Workspace
 from trivium.config import differences, to_tree
 from trivium.errors import DataError
 from trivium.families.common.hf_config import describes_model
@@ -83,13 +82,9 @@ def _corpora(a: Path, b: Path) -> list[str]:
 
 def _other_comparison(a: Path, b: Path) -> str:
     """Return what to do about two runs whose corpora cannot be compared."""
-    from trivium.checkpoint.format import published
-
-    first, second = (published(Workspace(run).checkpoints) for run in (a, b))
+    first, second = map(checkpoint_of, (a, b))
     if first and second:
-        return (
-            f"to compare their models, name a checkpoint: `{shlex.join(['trivium', 'diff', str(first[-1]), str(b)])}`"
-        )
+        return f"to compare their models, name a checkpoint: `{shlex.join(['trivium', 'diff', str(first), str(b)])}`"
     return "run `trivium corpus run` first"
 
 

@@ -45,7 +45,7 @@ def model_named(name: str) -> Model:
             return Model("folder", name)
         if (path / "config.json").is_file():
             return Model("config", name)
-        if path.is_dir() and (found := _checkpoint_of(path)) is not None:
+        if path.is_dir() and (found := checkpoint_of(path)) is not None:
             beside, run = preset_beside(path), _run_of(found)
             settings = beside or run
             return Model("checkpoint", str(found)) if settings is None else Model("config", str(settings))
@@ -123,7 +123,7 @@ def preset_beside(target: Path) -> Path | None:
 def is_asked(place: Path) -> bool:
     """Whether a model with weights is no training of a run: a checkpoint, a folder of them, a Hugging Face folder, or a
     run that has only imported weights."""
-    return describes_model(place) or (_checkpoint_of(place) is not None and not published(Workspace(place).checkpoints))
+    return describes_model(place) or (checkpoint_of(place) is not None and not published(Workspace(place).checkpoints))
 
 
 def _is_part_of_model(path: Path) -> bool:
@@ -151,7 +151,7 @@ def _nearest(name: str) -> str:
     return hint if hint.startswith("did you mean") else f"give {MODELS}"
 
 
-def _checkpoint_of(path: Path) -> Path | None:
+def checkpoint_of(path: Path) -> Path | None:
     """Return the checkpoint that a directory is, or its newest."""
     if (path / MANIFEST).is_file():
         return path
