@@ -1,10 +1,12 @@
 """`trivium recipes`: what is listed, what is refused before anything is written, and the check against a band."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from trivium.cli import recipes
+from trivium.recipes import recipe
 
 
 def test_recipes_are_listed_with_their_price_and_state(call) -> None:
@@ -13,6 +15,18 @@ def test_recipes_are_listed_with_their_price_and_state(call) -> None:
     lines = {line.split()[0]: line for line in ended.stdout.splitlines()}
     assert "not published" in lines["books-124m"] and "not published" in lines["fineweb-edu-10b"]
     assert "books-small" in lines and "8 H100" in lines["fineweb-edu-10b"]
+
+
+def test_a_recipe_without_a_note_is_named_after_the_others(call, tmp_path: Path, monkeypatch) -> None:
+    for name in ("books-124m", "books-small"):
+        shutil.copytree(recipe.folder_of(name), tmp_path / "recipes" / name)
+    about = tmp_path / "recipes" / "books-124m" / "recipe.yaml"
+    about.write_text("".join(line for line in about.open() if not line.startswith("note:")))
+    monkeypatch.setattr(recipe, "shipped", lambda place: tmp_path / place)
+    ended = call("recipes")
+    assert ended.returncode == 2 and f"{about}: note: " in ended.stderr
+    assert ended.stderr.strip().endswith("none was given; give it in the file")
+    assert "books-small" in ended.stdout and "books-124m" not in ended.stdout
 
 
 @pytest.mark.parametrize(

@@ -41,14 +41,20 @@ def recipes(context: typer.Context) -> None:
     """Without a command, list the recipes with the time that the planner expects for their training."""
     if context.invoked_subcommand is not None:
         return
-    rows = []
+    rows, problems = [], []
     for name in recipe_names():
-        recipe, config = read_recipe(name), resolve(Given(str(settings_of(name))))
+        try:
+            recipe, config = read_recipe(name), resolve(Given(str(settings_of(name))))
+        except ConfigError as error:
+            problems.append(str(error))
+            continue
         seconds = estimate(config.plan, machine_of(config.machine)).seconds * config.training.steps
         rows.append((name, recipe.hardware, format_seconds(seconds), _status(name), recipe.summary))
     for line in table(rows, header=("recipe", "for", "training", "band", "what")):
         say(line)
     say("  trivium recipes run NAME --data PATH --out DIR")
+    if problems:
+        raise ConfigError("\n".join(problems))
 
 
 @app.command()

@@ -1,7 +1,7 @@
 """Recipes: a folder each, with recipe.yaml, config.yaml, README.md and, if the recipe has been run, band.json."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from trivium.config import Config, build_named, shipped, tree_of_file
 from trivium.errors import ConfigError, nearest
@@ -14,6 +14,8 @@ _ABOUT = "recipe.yaml"
 
 class Recipe(Config):
     """The content of recipe.yaml."""
+
+    remedy: ClassVar[str] = "give it in the file"
 
     summary: str
     text: str  # the text for --data, and where to get it
