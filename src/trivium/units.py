@@ -110,3 +110,8 @@ def _scaled(value: float, base: int, names: tuple[str, ...], *, space: bool) -> 
         scaled, step = scaled / base, step + 1  # it would be rounded to 1000 of the smaller unit
     whole = abs(scaled) >= _ROUNDED_UP or (step == 0 and scaled.is_integer())
     return f"{f'{scaled:.0f}' if whole else f'{scaled:.3g}'}{' ' if space else ''}{names[step]}"
+
+
+def shots_text(shots: int | str) -> str:
+    """0 -> '0 shots', '1' -> '1 shot', 'few' -> 'few shots': solved examples before a question."""
+    return f"{shots} shot{'' if str(shots) == '1' else 's'}"

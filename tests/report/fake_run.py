@@ -21,7 +21,7 @@ def published_tasks() -> dict[str, Any]:
     }  # fmt: skip
     point = {"step": 3, "tokens": 3072, "tasks": {"hans": {"0": {"accuracy": 0.5, "prompt_hash": "h"}}}}
     return {
-        "format": "trivium-task-results-1", "tasks": {"hans": {"0": score}}, "skipped": {"race_h": "no rows"},
+        "format": "trivium-task-results-2", "tasks": {"hans": {"0": score}}, "skipped": {"race_h": "no rows"},
         "series": [point | {"step": 1, "tokens": 1024}, point],
     }  # fmt: skip
 

@@ -30,8 +30,8 @@ from trivium.errors import CheckpointError, ConfigError
 from trivium.finite import dumps
 from trivium.progress import Progress
 from trivium.provenance import file_sha256, write_json
-from trivium.report.words import chance_text, effect_text, range_text, shots_text
-from trivium.units import counted
+from trivium.report.words import chance_text, effect_text, range_text
+from trivium.units import counted, shots_text
 
 app = App()
 SERIES = "bias_series.json"  # in the run directory

@@ -27,8 +27,7 @@ from trivium.provenance import write_json
 from trivium.recipes.band import compare
 from trivium.recipes.curve import curve_of
 from trivium.recipes.recipe import Recipe, band_of_recipe, read_recipe, recipe_names, settings_of
-from trivium.report.words import shots_text
-from trivium.units import format_seconds
+from trivium.units import format_seconds, shots_text
 
 CURVE = "curve.json"  # in the run directory
 STAGES = (HARVEST, CURATE, TOKENIZE, TRAIN, EVALUATE, GENERATE)

@@ -23,9 +23,9 @@ from trivium.model.whole import WholeModel
 from trivium.plan.plan import Plan
 from trivium.progress import Progress, silent
 from trivium.tokens.tokenizer import Tokenizer
-from trivium.units import counted
+from trivium.units import shots_text
 
-FORMAT = "trivium-task-results-1"
+FORMAT = "trivium-task-results-2"
 Alive = Callable[[], None]
 Examiner = Callable[[Mapping[int, Stage], Plan, Mesh, Alive], dict[str, Any]]
 
@@ -87,8 +87,7 @@ def evaluate_benchmarks(
     done, total = 0, sum(len(requests) for _, _, requests in rounds)
     found: dict[str, dict[str, Any]] = {b.name: {} for b in benchmarks}
     for benchmark, shots, requests in rounds:
-        few = "few shots" if shots == "few" else counted(shots, "shot")
-        progress(done, total, f"{benchmark.name}, {few}")
+        progress(done, total, f"{benchmark.name}, {shots_text(shots)}")
         found[benchmark.name][str(shots)] = _result(benchmark, shots, requests, scorer, config, overlap)
         done += len(requests)
     progress(done, total, "evaluated")

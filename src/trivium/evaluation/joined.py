@@ -14,7 +14,7 @@ def is_same(one: Tree, other: Tree) -> bool:
 
 
 def joined(earlier: Tree, found: Tree, asked: Sequence[Tree]) -> dict[str, Any]:
-    """Merge `found` into an earlier `trivium-task-results-1`. `asked`: descriptions of this call's checkpoints.
+    """Merge `found` into earlier task results. `asked`: descriptions of this call's checkpoints.
 
     Earlier results are kept only if they are of one of these checkpoints and used the same tokenizer. Then other
     tasks and other numbers of shots are kept; a task with the same number of shots is replaced. Accuracies in the

@@ -217,8 +217,9 @@ class Plan(Config):
     @property
     def tensor_unit(self) -> int:
         """A number that every legal tensor degree of this model divides."""
-        sequence = self.local_sequence if self.sequence_parallel else 0
-        return gcd(*(division.size for division in self.model.divisions), sequence)
+        sequence, context = self.model.sequence, self.layout.context
+        here = 0 if not self.sequence_parallel else sequence if sequence % context else sequence // context
+        return gcd(*(division.size for division in self.model.divisions), here)
 
     @property
     def tensor_ring(self) -> bool:
@@ -266,11 +267,14 @@ class Plan(Config):
                 f"{nearest_multiples(self.model.sequence, unit)}"
             )
         splits = [each for each in self.model.divisions if each.unit == "heads" and self.context_attention == "ulysses"]
-        heads = [each.size // tensor if each.size % tensor == 0 else each.size for each in splits]
+        if self.tensor_unit % tensor:
+            return found  # `_splits` names the degrees that it may have, on which the heads here depend
+        heads = [each.size // tensor for each in splits]
+        sequence = self.model.sequence // (tensor if self.sequence_parallel else 1)
         found += [
             f"plan.context_attention 'ulysses' splits the {each.name} of a tensor rank ({each.size} / {tensor}) over "
             f"plan.layout.context ({context}), which must divide them; use 'ring', or context "
-            f"{_either(gcd(*heads, self.model.sequence), context)}"
+            f"{_either(gcd(*heads, sequence), context)}"
             for each, number in zip(splits, heads, strict=True)
             if number % context
         ]

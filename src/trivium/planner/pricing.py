@@ -177,7 +177,7 @@ def leanest(
 
 
 def some_plan_fits(candidates: Candidates, machine: Machine, ranks: int, space: SearchSpace) -> bool:
-    """Return whether `price` and `rank` would find a plan that fits, without any seconds. ranks: of every plan."""
+    """Return whether `price` and `rank` would find a plan that fits, without pricing time. ranks: of every plan."""
     limit = machine.usable_memory(ranks, space.memory_fraction)
     candidates, memory, fitting = leanest(candidates, machine, limit, space)
     if candidates.subject.has_equal_layers:

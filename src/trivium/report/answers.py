@@ -17,9 +17,8 @@ from trivium.report.words import (
     percent_text,
     range_text,
     scores_of,
-    shots_text,
 )
-from trivium.units import counted
+from trivium.units import counted, shots_text
 
 Tree = dict[str, Any]
 

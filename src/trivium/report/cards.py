@@ -6,8 +6,8 @@ from typing import Any
 from trivium.report.experts import load_card
 from trivium.report.parts import Card
 from trivium.report.verdicts import significant_scores
-from trivium.report.words import median_figure, percent_text, shots_text
-from trivium.units import counted, format_count, format_flops, format_seconds
+from trivium.report.words import median_figure, percent_text
+from trivium.units import counted, format_count, format_flops, format_seconds, shots_text
 
 Tree = dict[str, Any]
 SPARKLINE_POINTS = 80

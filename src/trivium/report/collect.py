@@ -188,7 +188,7 @@ def _add_metrics(steps: Steps, block: list[Any], number: int) -> None:
 
 
 def _method(begun: Any) -> str:
-    """Return the method of the objective; of text where none has begun."""
+    """Return the method of the objective, or that of plain text if no training has begun."""
     objective = begun["training"].get("objective") if begun else None
     return str(objective.get("method")) if isinstance(objective, dict) else OF_TEXT[0]
 

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from trivium.report.ranks import Alike, categories
-from trivium.report.words import shots_text
+from trivium.units import shots_text
 
 Tree = dict[str, Any]
 

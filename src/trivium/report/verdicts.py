@@ -4,7 +4,8 @@ import math
 from typing import Any, Literal, NamedTuple
 
 from trivium.report.outdated import outdated_text
-from trivium.report.words import chance_text, layout_text, layouts_text, scores_of, shots_text
+from trivium.report.words import chance_text, layout_text, layouts_text, scores_of
+from trivium.units import shots_text
 
 # "not shown" means that a figure falls short where it may, as for a tiny model; "failed", that it must not.
 State = Literal["proven", "failed", "not shown", "not tried"]

@@ -44,11 +44,6 @@ def killed_text(killed: dict[str, Any]) -> str:
     return ", ".join(text.format(killed[key]) for key, text in words if key in killed) or "unknown"
 
 
-def shots_text(shots: str) -> str:
-    """Format as 1 shot, few shots."""
-    return f"{shots} shot{'' if shots == '1' else 's'}"
-
-
 def scores_of(tasks: Tree) -> list[tuple[str, str, Tree]]:
     """Return (task, shots, score) of all scores in {task: {shots: score}}."""
     return [(task, shots, score) for task, by_shots in tasks.items() for shots, score in by_shots.items()]

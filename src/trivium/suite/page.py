@@ -8,8 +8,7 @@ import plotly.graph_objects as go
 from trivium.report.figures import DASHES, GREY, look, plain_label, sized
 from trivium.report.page import render_with_figures
 from trivium.report.parts import Drawn, Section, Table
-from trivium.report.words import shots_text
-from trivium.units import counted, format_count, listed
+from trivium.units import counted, format_count, listed, shots_text
 
 Tree = Mapping[str, Any]
 Value = Callable[[Tree], float | None]

@@ -199,7 +199,7 @@ def recipe_of(training: Mapping[str, Any]) -> Tree:
 def refuse_other_work(
     directory: Location, about: Mapping[str, Any], now: Mapping[str, Any], *, otherwise: str = OWN
 ) -> None:
-    """Raise CheckpointError with every difference if a checkpoint is of another model, batch, dtype, seed or corpus.
+    """Raise CheckpointError with every difference if a checkpoint is of another seed, or differs in `SECTIONS`.
 
     about: the checkpoint's manifest. now: `plan`, `seed` and `data` of this run, as in a manifest. otherwise: the
     remedy for a user who wants to keep the settings of this run.

@@ -26,7 +26,7 @@ from trivium.evaluation.statistics import wilson
 from trivium.jsonlines import read_rows, text_lines
 from trivium.progress import Progress, silent
 from trivium.seeds import generator_for
-from trivium.units import counted
+from trivium.units import shots_text
 
 FIELD = "bias.data"
 REMEDY = "give the file as it was published"
@@ -53,7 +53,7 @@ def coreference(config: BiasConfig, scorer: Likelihoods, *, seed: int, progress:
     rounds = [(name, questions, shots) for name, questions in tasks.items() for shots in config.shots]
     found: dict[str, dict[str, Any]] = {name: {} for name in tasks}
     for done, (name, questions, shots) in enumerate(rounds):
-        progress(done, len(rounds), f"{name}, {counted(shots, 'shot')}")
+        progress(done, len(rounds), f"{name}, {shots_text(shots)}")
         margins, truncated = measure_margins(scorer, questions, shots=shots, seed=seed)
         result = compare(config, questions, margins, f"{name} {shots}", seed=seed)
         found[name][str(shots)] = result | {"truncated_fraction": truncated}

@@ -11,7 +11,7 @@ from trivium.evaluation.bias.lexicons import Tagger, open_lexicon, open_tagger
 from trivium.evaluation.bias.significance import holm
 from trivium.evaluation.requests import Scorer
 from trivium.progress import Progress, silent
-from trivium.units import counted
+from trivium.units import shots_text
 
 FORMAT = "trivium-bias-1"
 SERIES_FORMAT = "trivium-bias-series-1"
@@ -107,7 +107,7 @@ def _effects(results: Tree) -> Iterator[dict[str, Any]]:
         yield _row("sentiment", of, found, found["difference"], "difference_interval", unit, found["texts"])
     for task, by_shots in results.get("coreference", {}).items():
         for shots, found in by_shots.items():
-            of = f"{' less '.join(found['compared'])}, {counted(int(shots), 'shot')}"
+            of = f"{' less '.join(found['compared'])}, {shots_text(shots)}"
             n = sum(side["n"] for side in found["sides"].values())
             yield _row(task, of, found, found["margin"], "margin_interval", "nats per token", n)
 

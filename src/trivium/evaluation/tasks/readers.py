@@ -105,7 +105,7 @@ def _hellaswag(row: Row, of: Definition, wording: Wording, key: str) -> Example:
 
 
 def _winogrande(row: Row, of: Definition, wording: Wording, key: str) -> Example:
-    before, blank, behind = str(row["sentence"]).partition("_")
+    before, blank, behind = str(_Fields(row)["sentence"]).partition("_")
     if not blank:
         raise ValueError("the sentence has no blank _")
     prompt = of.prompts(wording).prompt
@@ -204,8 +204,8 @@ def _filled(template: str, row: Row) -> str:
 
 def _listed(row: Row, name: str) -> list[str]:
     """Return a list of choices. Raises ValueError for a text, whose letters would be taken for choices."""
-    if not isinstance(row[name], list):
-        raise ValueError(f"the field {name!r} is not a list")
+    if not isinstance(row[name], list) or not all(isinstance(one, str) for one in row[name]):
+        raise ValueError(f"the field {name!r} is not a list of texts")
     found: list[str] = row[name]
     return found
 

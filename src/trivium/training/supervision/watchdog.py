@@ -87,8 +87,8 @@ class Patience:
         self._last: Heartbeat | None = None
 
     def learn(self, beat: Heartbeat) -> None:
-        """Record the duration of the steps since the last call. A process that resumes names a step before its first
-        one, while it starts or validates; that tells nothing."""
+        """Record the duration of the steps since the last call. A process that resumes sends the number of an earlier
+        step while it starts or validates, which is ignored."""
         if self._last is None and beat.phase != "step":
             return
         steps = beat.step - (self._last.step if self._last else 0)
