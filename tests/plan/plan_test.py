@@ -207,6 +207,7 @@ ULYSSES = {"context_attention": "ulysses", "layout__context": 5}
         ("tensor", {**SIZES, "layout__tensor": 6, "model__sequence": 10, "sequence_parallel": True}),
         ("context", {**SIZES, **ULYSSES}),
         ("context", {**SIZES, **ULYSSES, "layout__tensor": 2}),
+        ("context", {**SIZES, **ULYSSES, "layout__tensor": 2, "model__sequence": 10, "sequence_parallel": True}),
         ("expert", {"layout__data": 4, "layout__expert": 5, "model__bias": "none", **_experts(6)}),
     ],
 )

@@ -248,7 +248,8 @@ class Plan(Config):
             if size % tensor
         ]
         context = self.layout.context
-        if not divides_sequence(self.model.sequence, context, tensor, self.sequence_parallel):
+        is_split = self.model.sequence % context == 0  # else `_context_problems` refuses the context
+        if is_split and not divides_sequence(self.model.sequence, context, tensor, self.sequence_parallel):
             found.append(
                 f"plan.model.sequence ({self.model.sequence}) over plan.layout.context ({self.layout.context}) must be "
                 f"a multiple of plan.layout.tensor ({tensor}) under plan.sequence_parallel"
