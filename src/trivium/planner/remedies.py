@@ -29,9 +29,9 @@ def does_not_fit(found: Found) -> str:
         room = machine.usable_host_memory(found.space.memory_fraction)
         lacks += f"{',' if held > limit else ''} and {format_bytes(host)} on its host, which has {format_bytes(room)}"
     legal, ways = len(found.ranking.priced.candidates), len(found.rankings)
-    in_any = f", in any of {ways} ways to compile, record and offload it," if ways > 1 else ""
+    in_any = f" in any of {ways} ways to compile, record and offload it" if ways > 1 else ""
     return (
-        f"none of {legal:,} legal plans fits{in_any} on {machine.name}: a rank may hold {format_bytes(limit)}, and the "
+        f"none of {legal:,} legal plans fits on {machine.name}{in_any}: a rank may hold {format_bytes(limit)}, and the "
         f"smallest plan ({choices_text(plan)}{', ' if plan.offload.is_used else ''}{plan.offload.words}) {lacks}; "
         f"{'; '.join(remedies(found)) or 'use a machine with more memory'}"
     )
