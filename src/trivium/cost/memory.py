@@ -277,7 +277,7 @@ def _held(
     gradients = gradient * np.where(zero >= 2, owned, trained)
     begun = np.asarray(at.begun) > 0
     waiting = _waiting(c, at)
-    opened = np.where(begun, gradients, np.minimum(gradients, c.gradient_bytes * _first(c, at))) + waiting
+    opened = np.where(begun, gradients, np.minimum(gradients, c.gradient_bytes * _gradients_of_head(c, at))) + waiting
     workspace = _workspace(c, at, begun)
     # Attention is computed again when what the feed-forward half keeps is free, which is more.
     again = np.where(np.asarray(c.recompute) == ATTENTION, left.kept, left.whole)
@@ -353,7 +353,7 @@ def _waiting(case: Case, at: MemoryPeak) -> Number:
     return found
 
 
-def _first(case: Case, at: MemoryPeak) -> Number:
+def _gradients_of_head(case: Case, at: MemoryPeak) -> Number:
     """Return the elements of the gradients that exist when the backward of the layers begins in a step's only
     backward: the head's table, or the bucket that it is in."""
     alone = np.asarray(case.sharers) == 1

@@ -45,13 +45,13 @@ class MemoryPeak(NamedTuple):
     """One rank at a memory peak; numbers, or arrays with one entry per plan.
 
     layers: layers of the rank. begins_again: 1 if the backward of one of its stages begins with a layer that it
-    recomputes. first, last: 1 if the rank holds
-    that end of the model. kept, recomputed: layers times micro-batches in flight, for layers that keep their
-    activations and for recomputed layers. embedded, headed: micro-batches in flight through the two ends. put_off,
-    put_off_again: as kept and recomputed, for micro-batches with deferred weight gradients. begun: 0 if the step has
-    one forward and one backward on the rank, so that no gradient exists at the peak; else 1. away, away_again,
-    put_off_away: as kept, recomputed, and both of the deferred, for layers whose activations are on the host; the
-    others do not count these. returned, returned_again: layers of which activations are on their way at once.
+    recomputes. first, last: 1 if the rank holds that end of the model. kept, recomputed: layers times micro-batches in
+    flight, for layers that keep their activations and for recomputed layers. embedded, headed: micro-batches in flight
+    through the two ends. put_off, put_off_again: as kept and recomputed, for micro-batches with deferred weight
+    gradients. begun: 0 if the step has one forward and one backward on the rank, so that no gradient exists at the
+    peak; else 1. away, away_again, put_off_away: as kept, recomputed, and both of the deferred, for layers whose
+    activations are on the host; the others do not count these. returned, returned_again: layers of which activations
+    are on their way at once.
     """
 
     layers: Number
